@@ -143,7 +143,7 @@ def test_every_number_names_its_source(name: str) -> None:
     paths = {path for path, attribute in loading._FIELDS.items() if getattr(p, attribute) is not None}
     for prefix, attribute in loading._TABLES.items():
         paths |= {f"{prefix}.{key}" for key in getattr(p, attribute)}
-    paths |= {f"tiles.{op}" for op in p.tiles}
+    paths |= {f"tiles.{op}" for op in p.tiles} | {f"thresholds.{name}" for name in p.thresholds}
     assert paths <= set(p.provenance)
     for where in p.provenance.values():
         assert where.kind in ("datasheet", "measured", "unverified") and len(where.source) > 10

@@ -145,6 +145,13 @@ BAD = [
         19,
         "not an identifier",
     ),
+    (
+        "threshold",
+        "preferences:",
+        "thresholds: {moe.rows: {value: 2.5, kind: measured, source: sheet}}\npreferences:",
+        19,
+        "thresholds.moe.rows is '2.5'; required: a whole number in range",
+    ),
 ]
 
 

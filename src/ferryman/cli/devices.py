@@ -68,12 +68,13 @@ def _show(profile: Profile, as_json: bool) -> None:
         output.json_document(document)
         return
     output.say(f"{profile.name}: {profile.title}")
-    plain = ("title", "name", "provenance", "identity", "peaks", "preferences", "tiles", "notes")
+    plain = ("title", "name", "provenance", "identity", "peaks", "preferences", "tiles", "thresholds", "notes")
     rows: list[tuple[str, str | None]] = [
         (k, _words(v)) for k, v in document.items() if k not in plain and v not in (None, [], {}, False)
     ]
     rows += [(f"peak {d}", output.quantity(p.rate, "FLOP/s")) for d, p in profile.peaks.items()]
     rows += [(f"order, {op}", ", ".join(names)) for op, names in profile.preferences.items()]
+    rows += [(f"threshold, {name}", str(value)) for name, value in profile.thresholds.items()]
     output.table(("fact", "value"), rows)
     output.say()
     sources = [(path, p.kind, p.source) for path, p in sorted(profile.provenance.items())]

@@ -213,6 +213,7 @@ def _build(draft: Draft, drafts: Mapping[str, Draft]) -> Profile:
     text: dict[str, Any] = {}
     cells: dict[str, Cell] = {}
     tiles: dict[str, Cell] = {}
+    thresholds: dict[str, Cell] = {}
     features: frozenset[str] = frozenset()
     preferences: dict[str, tuple[str, ...]] = {}
     compiled: frozenset[str] = frozenset()
@@ -223,6 +224,7 @@ def _build(draft: Draft, drafts: Mapping[str, Draft]) -> Profile:
         cells = {p: c for p, c in cells.items() if not p.startswith("identity.")} | step.cells
         text |= {key: step.text[key] for key in _INHERITED_TEXT if key in step.text}
         tiles |= step.tiles
+        thresholds |= step.thresholds
         features |= step.features
         preferences |= step.preferences
         compiled = compiled if step.compiled is None else step.compiled
@@ -232,6 +234,7 @@ def _build(draft: Draft, drafts: Mapping[str, Draft]) -> Profile:
     tables["ceilings"] = FrozenMap({d: v for d, v in tables["ceilings"].items() if d != "copy"})
     provenance = {path: cell.provenance for path, cell in cells.items()}
     provenance |= {f"tiles.{op}": cell.provenance for op, cell in tiles.items()}
+    provenance |= {f"thresholds.{name}": cell.provenance for name, cell in thresholds.items()}
     identity = Identity(
         names=draft.names,
         arches=draft.arches or (text["arch"],),
@@ -251,6 +254,7 @@ def _build(draft: Draft, drafts: Mapping[str, Draft]) -> Profile:
         preferences=FrozenMap(preferences),
         compiled=compiled,
         tiles=FrozenMap({op: cell.value for op, cell in tiles.items()}),
+        thresholds=FrozenMap({name: cell.value for name, cell in thresholds.items()}),
         identity=identity,
         provenance=FrozenMap(provenance),
     )

@@ -90,7 +90,7 @@ CELLS: dict[str, str] = {
 }
 GROUPS = {path[:i] for path in CELLS for i, letter in enumerate(path) if letter == "."}
 PLAIN = ("name", "title", "vendor", "arch", "family", "partition", "power_mode", "extends")
-OTHER = ("schema", "generic", "aliases", "sources", "features", "preferences", "compiled", "tiles")
+OTHER = ("schema", "generic", "aliases", "sources", "features", "preferences", "compiled", "tiles", "thresholds")
 TOP_KEYS = {*PLAIN, *OTHER, *(path.split(".")[0] for path in CELLS)}
 
 
@@ -123,6 +123,7 @@ class Draft:
     preferences: dict[str, tuple[str, ...]] = field(default_factory=dict)
     compiled: frozenset[str] | None = None
     tiles: dict[str, Cell] = field(default_factory=dict)
+    thresholds: dict[str, Cell] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -334,6 +335,12 @@ class _Parser:
             for op, item in self.mapping(node, key).items():
                 self.check_identifier(op, item.line, "the op")
                 self.tile(op, item)
+        elif key == "thresholds":
+            for name, item in self.mapping(node, key).items():
+                self.check_identifier(name, item.line, "the threshold")
+                entries, provenance = self.cell(item, f"{key}.{name}", ("value",))
+                value = self.number(entries["value"], "count", f"{key}.{name}")
+                draft.thresholds[name] = Cell(value, provenance, draft.origin, item.line)
         elif key not in ("schema", "sources"):
             self.facts(key, node)
 

@@ -201,6 +201,7 @@ class Profile:
     preferences: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMap)
     compiled: frozenset[str] = frozenset()
     tiles: Mapping[str, Mapping[str, int | str | bool]] = field(default_factory=FrozenMap)
+    thresholds: Mapping[str, int] = field(default_factory=FrozenMap)
     aliases: tuple[str, ...] = ()
     identity: Identity = field(default_factory=Identity)
     provenance: Mapping[str, Provenance] = field(default_factory=FrozenMap, repr=False)

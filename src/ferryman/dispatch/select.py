@@ -40,6 +40,7 @@ class View:
     shared_memory: int
     flags: Mapping[str, Any]
     vendor: str = ""
+    thresholds: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, op: Primitive, args: Sequence[Any], profile: Profile) -> View:
@@ -49,7 +50,7 @@ class View:
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
         named_args = dict(zip(op.names, args, strict=True))
-        return cls(named_args, profile.features, profile.shared_memory, flags, profile.vendor)
+        return cls(named_args, profile.features, profile.shared_memory, flags, profile.vendor, profile.thresholds)
 
 
 @dataclass(frozen=True)

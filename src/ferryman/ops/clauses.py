@@ -33,6 +33,8 @@ class View(Protocol):
     @property
     def vendor(self) -> str: ...
     @property
+    def thresholds(self) -> Mapping[str, int]: ...
+    @property
     def flags(self) -> Mapping[str, Any]: ...
 
 
@@ -108,6 +110,22 @@ def unit_stride(arg: str) -> Clause:
         return 1 if x is None or x.dim() == 0 or x.shape[-1] <= 1 else x.stride(-1)
 
     return Clause(f"{arg} contiguous in its last dimension", (f"{arg}.stride[-1]",), measure, lambda s: s == 1)
+
+
+def threshold(
+    name: str, what: str, facts: tuple[str, ...], measure: Callable[[View], float], *, most: bool = False
+) -> Clause:
+    """``what`` is at least (``most``: at most) the number that the device's profile has under ``name``; a device
+    without one refuses."""
+
+    def both(view: View) -> tuple[float, int | None]:
+        return measure(view), view.thresholds.get(name)
+
+    def test(values: tuple[float, int | None]) -> bool:
+        actual, limit = values
+        return limit is not None and (actual <= limit if most else actual >= limit)
+
+    return Clause(f"{what}, at {'most' if most else 'least'} the profile's thresholds.{name}", facts, both, test)
 
 
 def at_most(path: str, limit: int) -> Clause:

@@ -308,3 +308,39 @@ if __name__ == "__main__":
     what, *given = sys.argv[1].split()
     worker = {"judge": _judge, "tiles": _tiles, "unseen": _unseen, "listed": _listed}[what]
     json.dump(worker(*map(int, given)), sys.stdout)
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("device", "batch", "queries", "keys", "dim", "first"),
+    [
+        ("h100", 32, 1, 4096, 128, "triton.masked_decode"),
+        ("h200", 32, 1, 4096, 256, "triton.masked_decode"),
+        ("h100", 1, 1, 128, 128, "triton.decode"),  # lists cost more than what they leave out
+        ("h100", 8, 17, 4096, 128, "triton.masked"),
+        ("h100", 8, 17, 4096, 256, "torch.cudnn"),
+        ("h100", 8, 65, 4096, 128, "torch.cudnn"),  # a mask that hides little would cost as much again
+        ("mi300x", 32, 1, 4096, 128, "triton.decode"),  # nothing was measured there
+    ],
+)
+def test_few_queries_on_a_long_cache_go_by_lists_on_hopper(
+    device: str, batch: int, queries: int, keys: int, dim: int, first: str
+) -> None:
+    q, k = _meta(batch, 32, queries, dim), _meta(batch, 8, keys, dim)
+    hidden = _meta(batch, 1, queries, keys, dtype=torch.bool)
+    explanation = ferryman.explain("attention", q, k, k, mask=hidden, device=device)
+    assert explanation.chosen == first
+    assert explanation.source == ("menu" if "masked" in first else "profile")
+    bias = _meta(batch, 1, queries, keys)  # a float mask rarely hides
+    assert "masked" not in str(ferryman.explain("attention", q, k, k, mask=bias, device=device).chosen)
+
+
+@pytest.mark.parametrize(("device", "first"), [("h100", "torch.cudnn"), ("mi300x", "triton.tiled")])
+def test_the_backward_of_a_mask_is_cudnns_on_hopper(device: str, first: str) -> None:
+    q, k, lse = _meta(4, 32, 2048, 128), _meta(4, 8, 2048, 128), _meta(4, 32, 2048, dtype=torch.float32)
+    hidden = _meta(4, 1, 2048, 2048, dtype=torch.bool)
+    given = (q, None, q, k, k, q, lse, False, None, None, 0.0, hidden)
+    assert ferryman.explain("attention_backward", *given, device=device).chosen == first

@@ -12,6 +12,7 @@ from ferryman.ops.clauses import (
     View,
     absent,
     at_least,
+    at_most,
     compiled,
     dtypes,
     feature,
@@ -21,6 +22,7 @@ from ferryman.ops.clauses import (
     positive,
     prepared,
     release,
+    threshold,
     unit_stride,
     vendor,
     when_interpreted,
@@ -115,6 +117,23 @@ _MASK_ALIKE = Clause(
     ("q.dtype", "mask.dtype"),
     lambda view: None if view.args["mask"] is None else (view.args["q"].dtype, view.args["mask"].dtype),
     lambda m: m is None or m[1] in (torch.bool, m[0]),
+)
+
+
+def _elements(view: View) -> int:
+    k = view.args["k"]
+    return int(k.shape[0] * k.shape[1] * k.shape[2] * k.shape[3])
+
+
+# What a mask hides is not known on the host. Of one token that reads a cache, and of a few, most keys are hidden while
+# the cache fills, and a mask that hides none costs little; over a short cache making the lists costs more.
+_HIDING = (
+    dtypes("mask", torch.bool),
+    threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements),
+)
+_FEW_ON_A_CACHE = (
+    *_HIDING,
+    threshold("attention.masked.queries", "queries", ("q.shape",), lambda v: v.args["q"].shape[2], most=True),
 )
 
 _ON_HOPPER = (
@@ -261,12 +280,12 @@ IMPLEMENTATIONS = menu(
         partial=True,
     ),
     Implementation(op="attention", name="triton.tiled", when=_DOT, roundings=("p",), replayable=True),
-    # after triton.tiled, which serves masks too, until they were timed against it
     Implementation(
         op="attention",
         name="triton.masked_decode",
         where="masked_kernels:attention_decode",
         when=(*_DOT, _MASKED, _ONE_TILE),
+        leads=_HIDING,
         roundings=("p",),
         replayable=True,
         partial=True,
@@ -276,6 +295,7 @@ IMPLEMENTATIONS = menu(
         name="triton.masked",
         where="masked_kernels:attention",
         when=(*_DOT, _MASKED),
+        leads=(*_FEW_ON_A_CACHE, at_most("q.shape[-1]", 128)),
         roundings=("p",),
         replayable=True,
         partial=True,

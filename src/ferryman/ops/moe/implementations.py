@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from ferryman.ops.clauses import Clause, View, absent, at_least, dtypes, feature, multiple_of, one_of, when_interpreted
+from ferryman.ops.clauses import (
+    Clause,
+    View,
+    absent,
+    at_least,
+    dtypes,
+    feature,
+    multiple_of,
+    one_of,
+    threshold,
+    when_interpreted,
+)
 from ferryman.ops.menu import Implementation, menu
 
 _GROUPED = "grouped_linear grouped_linear_backward"
@@ -28,38 +39,32 @@ _HOPPER_EXPERTS = (
     one_of("down.aligned", True),
 )
 
-# Rows of an expert, on average, from which CUTLASS's products lead. On an H100 it takes 4.7 ms for a layer of Mixtral
-# with 512 rows, ours takes 6.8 ms; with up to 64 its weights bound both, and ours writes less.
-_ROWS = 256
-# Of widths H and I: 1 / (1 / H + 1 / I). What a row gains, 6 H I operations at 380 instead of 212 TFLOP/s, is more than
-# what torch's steps beside the products move for it: 48 I + 46 H bytes at 3 TB/s.
-_WIDTHS = 1280
-
 
 def _many(rows: str, experts: str) -> Clause:
-    """``rows``: a tensor of as many rows, or of their experts."""
+    """From so many rows of an expert, on average, CUTLASS's products lead; with fewer the weights bound both, and ours
+    writes less. ``rows``: a tensor of as many rows, or of their experts."""
 
-    def measure(view: View) -> float:
+    def mean(view: View) -> float:
         given = view.args[rows]
         count = given.numel() if given.dtype in (torch.int32, torch.int64) else len(given)
         return float(count / max(1, len(view.args[experts])))
 
-    text = f"{_ROWS} rows an expert or more, on average"
-    return Clause(text, (f"{rows}.shape", f"{experts}.shape"), measure, lambda mean: mean >= _ROWS)
+    return threshold("moe.grouped_mm.rows", "rows an expert, on average", (f"{rows}.shape", f"{experts}.shape"), mean)
 
 
 def _wide() -> Clause:
-    def measure(view: View) -> float:
+    """From such widths on a row gains more by faster products than torch's steps beside them move for it."""
+
+    def both(view: View) -> float:
         _, width, inner = view.args["down"].shape
         return float(width * inner / max(1, width + inner))
 
-    text = f"widths H and I with H I / (H + I) >= {_WIDTHS}"
-    return Clause(text, ("down.shape",), measure, lambda both: both >= _WIDTHS)
+    return threshold("moe.grouped_mm.widths", "of widths H and I: H I / (H + I)", ("down.shape",), both)
 
 
 # Without a gate, a step beside the products reads and writes the result once: 4 bytes against 2 K operations.
-_LINEAR_LEADS = (feature("wgmma"), _many("x", "weight"), at_least("weight.shape[2]", 512))
-_LEADS = (feature("wgmma"), _many("topk_ids", "down"), _wide())
+_LINEAR_LEADS = (_many("x", "weight"), at_least("weight.shape[2]", 512))
+_LEADS = (_many("topk_ids", "down"), _wide())
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.moe",
