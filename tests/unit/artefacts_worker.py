@@ -64,15 +64,15 @@ def main(name: str, family: str, dtype: str) -> dict[str, Any]:
         one = specialise(kernel, args, meta)
         kernel.device_caches.clear()
         try:
-            made = kernel.run(*args, grid=(1,), warmup=True, **meta)
+            compiled_kernel = kernel.run(*args, grid=(1,), warmup=True, **meta)
         except CompileError as error:
             refused.append(error.log)
             return one
         if len(compiled) == before:
-            loaded.append(made.asm["cubin" if target.vendor == "nvidia" else "hsaco"][:4].hex())
-            keys.append(made.hash == backend.TritonBackend().key(one, target.arch))
+            loaded.append(compiled_kernel.asm["cubin" if target.vendor == "nvidia" else "hsaco"][:4].hex())
+            keys.append(compiled_kernel.hash == backend.TritonBackend().key(one, target.arch))
             if store is not None and target.vendor == "nvidia":
-                needed = triton_host.texts(made.src).items()
+                needed = triton_host.texts(compiled_kernel.src).items()
                 hosted.extend(store.module(n, triton_host.digest(t), triton_host.abi()) is not None for n, t in needed)
         return one
 

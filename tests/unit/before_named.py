@@ -47,9 +47,9 @@ def right(y: Tensor, x: Tensor, w: Tensor) -> None:
 
 def right_gradients(y: Tensor, x: Tensor, w: Tensor) -> None:
     right(y, x, w)
-    found = torch.autograd.grad(y.sum(), (x, w))
+    gradients = torch.autograd.grad(y.sum(), (x, w))
     wanted = torch.autograd.grad(expected(x, w).sum(), (x, w))
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(gradients, wanted, strict=True):
         assert bool(((a - b).abs() <= 64 * 2.0**-24 * (1 + b.abs())).all())  # sums of 24 terms of about 1
 
 
@@ -144,10 +144,10 @@ def autocast() -> None:
 @case
 def functorch() -> None:
     x, w = inputs(requires_grad=False)
-    found = torch.func.grad(lambda x: torch.ops.ferryman.rms_norm(x, w, 1e-6, False).sum())(x)
+    gradient = torch.func.grad(lambda x: torch.ops.ferryman.rms_norm(x, w, 1e-6, False).sum())(x)
     y = x.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(expected(y, w).sum(), y)
-    assert bool(((found - wanted).abs() <= 64 * 2.0**-24 * (1 + wanted.abs())).all())
+    assert bool(((gradient - wanted).abs() <= 64 * 2.0**-24 * (1 + wanted.abs())).all())
 
 
 @case
@@ -259,20 +259,20 @@ def attempt(function: Callable[[], None]) -> str:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        told = "ok"
+        message = "ok"
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 assert not [name for name in NAMED if name in sys.modules], "loaded by `import ferryman`"
                 function()
         except BaseException:  # noqa: BLE001 - the parent is told
-            told = traceback.format_exc()
-        os.write(writing, told.encode()[-4000:])
+            message = traceback.format_exc()
+        os.write(writing, message.encode()[-4000:])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as end:
-        told = end.read().decode()
+        message = end.read().decode()
     os.waitpid(child, 0)
-    return told or "the process died"
+    return message or "the process died"
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int16).masked_fill(x.isnan(), 0x7FC0)
 
 
-def same(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    assert torch.equal(bits(found), bits(wanted.to(BF16))), what
+def same(actual: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    assert torch.equal(bits(actual), bits(wanted.to(BF16))), what
 
 
 every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(BF16)

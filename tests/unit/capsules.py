@@ -30,8 +30,8 @@ def forged(
     raw: bytes, edit: Callable[[dict[str, Any]], None], tensors: Callable[[dict[str, Tensor]], None] | None = None
 ) -> bytes:
     """A capsule whose manifest, and tensors, were changed, with every hash made right again."""
-    manifest, held, _ = container.unpack(raw)
+    manifest, stored, _ = container.unpack(raw)
     edit(manifest)
     if tensors is not None:
-        tensors(held)
-    return container.pack(json.dumps(manifest), held)
+        tensors(stored)
+    return container.pack(json.dumps(manifest), stored)

@@ -87,25 +87,25 @@ class Job:
     def write(self, root: Path) -> None:
         place = root / (self.folder or self.record["row"])
         place.mkdir(parents=True, exist_ok=True)
-        made = copy.deepcopy(self.record)
+        record = copy.deepcopy(self.record)
         for name, text in self.files.items():
             if name == commands.TESTS:
-                text = text if "cases" in text else self.told(text)
+                text = text if "cases" in text else self.plugin_record(text)
             (place / name).write_text(text)
-            made["files"].setdefault(name, hashlib.sha256(text.encode()).hexdigest())
-        made["files"].update(self.hashes)
-        (place / "record.json").write_text(self.raw if self.raw is not None else json.dumps(made))
+            record["files"].setdefault(name, hashlib.sha256(text.encode()).hexdigest())
+        record["files"].update(self.hashes)
+        (place / "record.json").write_text(self.raw if self.raw is not None else json.dumps(record))
 
-    def told(self, session: str) -> str:
+    def plugin_record(self, session: str) -> str:
         """What the plugin wrote, of which the record is a copy; one session's is no other's."""
-        made = {key: self.record[key] for key in ("collected", "cases", "launches", "interpreted")}
-        return json.dumps({"kind": "ferryman-ci-tests", **made, "session": session or self.folder})
+        fields = {key: self.record[key] for key in ("collected", "cases", "launches", "interpreted")}
+        return json.dumps({"kind": "ferryman-ci-tests", **fields, "session": session or self.folder})
 
     def copied(self, **more: Any) -> Job:
-        made = copy.deepcopy(self)
+        job = copy.deepcopy(self)
         for name, value in more.items():
-            setattr(made, name, value)
-        return made
+            setattr(job, name, value)
+        return job
 
 
 def ago(**delta: float) -> str:
@@ -113,12 +113,14 @@ def ago(**delta: float) -> str:
 
 
 def numerics(device: str) -> list[dict[str, Any]]:
-    found = []
+    findings = []
     for claim in compare(profile(device), [], unstated=False):
         exact = claim.path.startswith("numerics.arithmetic.")
         measured = claim.stated if exact else 24
-        found.append(Finding(path=claim.path, outcome="confirmed", stated=claim.stated, measured=measured).model_dump())
-    return found
+        findings.append(
+            Finding(path=claim.path, outcome="confirmed", stated=claim.stated, measured=measured).model_dump()
+        )
+    return findings
 
 
 class World:
@@ -203,8 +205,8 @@ class World:
             (place / name).write_text(text)
         runs, problems = evidence.collect([place])
         given: dict[str, Any] = {"commit": COMMIT} | context
-        found = Context(self.matrix, self.tree, now=now, history=History(entries=history or []), **given)
-        merged, _ = merge.merge(runs, problems, found)
+        merge_context = Context(self.matrix, self.tree, now=now, history=History(entries=history or []), **given)
+        merged, _ = merge.merge(runs, problems, merge_context)
         return verify.verified(merged, self.matrix, require)
 
     def entry(self, row: str, **more: Any) -> Entry:
@@ -254,7 +256,7 @@ def document(row: Row, record: dict[str, Any], change: Any = None) -> str:
     facts = results.environment(torch.device("cpu"), known, 0, "small").model_copy(
         update={"device": place, "device_name": record["device"]["name"], "time": ago(minutes=15)}
     )
-    made = results.results(facts, cells)
+    report = results.results(facts, cells)
     of = results.Provenance(
         commit=record["commit"],
         dirty=False,
@@ -264,7 +266,7 @@ def document(row: Row, record: dict[str, Any], change: Any = None) -> str:
     )
     record["collected"] = ids
     record["launches"] = len(ids) if row.how == "hardware" else None
-    raw = json.loads(results.dumps(made.model_copy(update={"provenance": of})))
+    raw = json.loads(results.dumps(report.model_copy(update={"provenance": of})))
     if change is not None:
         change(raw)
     return json.dumps(raw)

@@ -23,8 +23,8 @@ def cell(verdict: str, op: str = "rms_norm", implementation: str = "torch", **mo
 def document(*cells: Cell, timings: tuple[Timing, ...] = (), edges: tuple[float, ...] = EDGES) -> Results:
     cpu = torch.device("cpu")
     facts = results.environment(cpu, detect(cpu), 0, "small", 1.5)
-    made = results.results(facts, cells, timings)
-    return made.model_copy(update={"edges": list(edges)})
+    report = results.results(facts, cells, timings)
+    return report.model_copy(update={"edges": list(edges)})
 
 
 def counts(ratio: float, elements: int = 10_000) -> list[int]:

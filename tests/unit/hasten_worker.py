@@ -31,8 +31,8 @@ def shapes(x, out, N: tl.constexpr):
     rows, columns = tl.arange(0, N), tl.arange(0, N)
     block = tl.load(x + rows[:, None] * N + columns[None, :], mask=rows[:, None] < N - 3, other=-1.0)
     first, second = pair(block)
-    held = block.shape[0] + block.numel
-    mixed = tl.where(first > second, first, tl.sum(second, 1)[:, None]) + tl.max(first, 0)[None, :] + held
+    extent = block.shape[0] + block.numel
+    mixed = tl.where(first > second, first, tl.sum(second, 1)[:, None]) + tl.max(first, 0)[None, :] + extent
     turned = tl.trans(mixed) + tl.zeros((1, N), tl.float32) + tl.full((N, 1), 0.5, tl.float32)
     turned += tl.reshape(tl.cumsum(tl.reshape(mixed, (N * N,)), 0), (N, N))
     turned = tl.dot(block, tl.trans(block), turned)
@@ -65,12 +65,12 @@ def odd(x, N: tl.constexpr):
 
 def floats() -> list[torch.Tensor]:
     x = torch.linspace(-3, 5, N * N, dtype=torch.float64)
-    found = []
+    outputs = []
     for dtype in (torch.float32, torch.float16):
         out = torch.full((2, N, N), float("nan"), dtype=dtype)
         shapes[(2,)](x.to(dtype).reshape(N, N), out, N=N)
-        found.append(out)
-    return found
+        outputs.append(out)
+    return outputs
 
 
 def whole() -> list[torch.Tensor]:

@@ -61,10 +61,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch, arch: str) -> list[tuple[Unit, Arg
     monkeypatch.setitem(simt_runtime._RUNTIMES, "amd", recorder)
     for _ in calls(target_for(arch)):
         pass
-    found: dict[str, tuple[Unit, Arguments]] = {}
+    first_launches: dict[str, tuple[Unit, Arguments]] = {}
     for unit, args in recorder.launches:
-        found.setdefault(unit.name, (unit, args))
-    return list(found.values())
+        first_launches.setdefault(unit.name, (unit, args))
+    return list(first_launches.values())
 
 
 def check_packing(kernel: dict[str, Any], args: Arguments) -> None:

@@ -228,18 +228,18 @@ def specimens(count: int, seed: int, right: bool) -> list[Specimen]:
     draw = random.Random(seed)
     kinds = list(MAKERS)
     faults = [(op, text, key) for op, (_, known) in MAKERS.items() for text, key in known.items()]
-    found = []
+    drawn = []
     for i in range(count):
         op, text, key = (kinds[i % len(kinds)], "", "") if right else faults[i % len(faults)]
         source = MAKERS[op][0](draw, key)
         name = source.rsplit("class ", 1)[1].split("(", 1)[0]
-        found.append(Specimen(name, op, source, text))
-    return found
+        drawn.append(Specimen(name, op, source, text))
+    return drawn
 
 
 def load(given: Sequence[Specimen], folder: Path) -> list[ModuleType]:
     """Each in a file of its own, imported."""
-    made = []
+    modules = []
     folder.mkdir(exist_ok=True)
     for i, specimen in enumerate(given):
         name = f"specimen_{abs(hash(str(folder))) % 10**8}_{i}"
@@ -250,5 +250,5 @@ def load(given: Sequence[Specimen], folder: Path) -> list[ModuleType]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        made.append(module)
-    return made
+        modules.append(module)
+    return modules

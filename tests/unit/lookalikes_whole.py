@@ -104,11 +104,11 @@ GATE_FAULTS = {
 def _gate(draw: random.Random, fault: str) -> str:
     cls, up, gate, down, act, x, h, g, y, _ = _words(draw)
     name = draw.choice(("silu", "gelu"))
-    held = draw.random() < 0.4
+    as_module = draw.random() < 0.4
     module = {"silu": "nn.SiLU()", "gelu": "nn.GELU()"}[name]
-    call = f"self.{act}" if held else f"nn.functional.{name}"
+    call = f"self.{act}" if as_module else f"nn.functional.{name}"
     inner = f"self.{gate}({x})"
-    made = {
+    gated = {
         "bare": inner,
         "slope": f"{inner} * torch.sigmoid(1.5 * {inner})",
         "clamp": f"{call}({inner}.clamp(max=2.0))",
@@ -120,12 +120,12 @@ def _gate(draw: random.Random, fault: str) -> str:
     sign = "+" if fault == "sum" else "*"
     spelled = draw.randrange(3)
     if spelled == 0:
-        body = f"        return self.{down}({made} {sign} {other})\n"
+        body = f"        return self.{down}({gated} {sign} {other})\n"
     elif spelled == 1:
-        body = f"        {g} = {made}\n        {y} = {other}\n        return self.{down}({g} {sign} {y})\n"
+        body = f"        {g} = {gated}\n        {y} = {other}\n        return self.{down}({g} {sign} {y})\n"
     else:
-        body = f"        {h} = {other}\n        {h} = {h} {sign} {made}\n        return self.{down}({h})\n"
-    keep = f"        self.{act} = {module}\n" if held else ""
+        body = f"        {h} = {other}\n        {h} = {h} {sign} {gated}\n        return self.{down}({h})\n"
+    keep = f"        self.{act} = {module}\n" if as_module else ""
     return (
         f"class {cls.title()}(nn.Module):\n    def __init__(self, width):\n        super().__init__()\n"
         f"        self.{up}, self.{gate} = nn.Linear(width, 32), nn.Linear(width, 32)\n"
@@ -244,9 +244,9 @@ def wholes(count: int, seed: int, right: bool) -> list[Specimen]:
     kinds = list(MAKERS)
     faults = [(op, text, key) for op, (_, known) in MAKERS.items() for text, key in known.items()]
     draw.shuffle(faults)
-    found = []
+    drawn = []
     for i in range(count):
         op, text, key = (kinds[i % len(kinds)], "", "") if right else faults[i % len(faults)]
         source = MAKERS[op][0](draw, key)
-        found.append(Specimen(source.rsplit("class ", 1)[1].split("(", 1)[0], op, source, text))
-    return found
+        drawn.append(Specimen(source.rsplit("class ", 1)[1].split("(", 1)[0], op, source, text))
+    return drawn

@@ -47,9 +47,9 @@ def document(kind: str, **more: Any) -> bytes:
 
 
 def opened(path: Path) -> object:
-    found = journal.Journal(path, "r")
-    found.close(done=False)
-    return found.entries
+    log = journal.Journal(path, "r")
+    log.close(done=False)
+    return log.entries
 
 
 def kept(path: Path) -> object:
@@ -210,56 +210,56 @@ ODD: list[Any] = [
 ]
 
 
-def places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def places(value: Any, collected: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        found.append((value, key))
-        places(inner, found)
-    return found
+        collected.append((value, key))
+        places(inner, collected)
+    return collected
 
 
 def tree(data: bytes, draw: random.Random) -> bytes:
     """One to three places of a document replaced, removed, or given to another."""
     raw = json.loads(data)
     for _ in range(draw.randrange(1, 4)):
-        found = places(raw, [])
-        if not found:
+        spots = places(raw, [])
+        if not spots:
             return json.dumps(draw.choice(ODD)).encode()
-        held, key = draw.choice(found[:40] if draw.random() < 0.4 else found)
+        node, key = draw.choice(spots[:40] if draw.random() < 0.4 else spots)
         how = draw.random()
         if how < 0.6:
-            held[key] = copy.deepcopy(draw.choice(ODD))
+            node[key] = copy.deepcopy(draw.choice(ODD))
         elif how < 0.75:
-            del held[key]
+            del node[key]
         elif how < 0.9:
-            other, at = draw.choice(found)
-            held[key] = copy.deepcopy(other[at]) if at in other or (isinstance(other, list) and at < len(other)) else 0
-        elif isinstance(held, dict):
-            held[str(draw.choice(ODD))[:20]] = held[key]
+            other, at = draw.choice(spots)
+            node[key] = copy.deepcopy(other[at]) if at in other or (isinstance(other, list) and at < len(other)) else 0
+        elif isinstance(node, dict):
+            node[str(draw.choice(ODD))[:20]] = node[key]
     return json.dumps(raw).encode()
 
 
 def text(data: bytes, draw: random.Random) -> bytes:
-    made, how = bytearray(data), draw.randrange(8)
-    at = draw.randrange(len(made) + 1)
+    mutated, how = bytearray(data), draw.randrange(8)
+    at = draw.randrange(len(mutated) + 1)
     if how == 0:
-        return bytes(made[:at])
+        return bytes(mutated[:at])
     if how == 1:
         for _ in range(draw.choice((1, 3, 30, 300))):
-            made[draw.randrange(len(made))] = draw.randrange(256)
+            mutated[draw.randrange(len(mutated))] = draw.randrange(256)
     elif how == 2:
-        made[at:at] = draw.choice((b"[" * 50_000, b'{"a":' * 20_000, b"\xff\xfe", b"9" * 6000, b"\0" * 5000))
+        mutated[at:at] = draw.choice((b"[" * 50_000, b'{"a":' * 20_000, b"\xff\xfe", b"9" * 6000, b"\0" * 5000))
     elif how == 3:
-        made[at:at] = made[at : at + draw.choice((1, 100, 100_000))] * draw.choice((2, 40))
+        mutated[at:at] = mutated[at : at + draw.choice((1, 100, 100_000))] * draw.choice((2, 40))
     elif how == 4:
         return draw.choice((b"", b"\n", b"null", b"{}", b"[]", b"NaN", b"\xef\xbb\xbf{}", b"[" + b"{}," * 3_000_000))
     elif how == 5:
-        del made[at : at + draw.choice((1, 10, 1000))]
+        del mutated[at : at + draw.choice((1, 10, 1000))]
     elif how == 6:
-        return bytes(made) + draw.choice((b"}", b"x", bytes(made), b"\0"))
+        return bytes(mutated) + draw.choice((b"}", b"x", bytes(mutated), b"\0"))
     else:
         return draw.choice([one for _, one, _ in READERS.values()])
-    return bytes(made)
+    return bytes(mutated)
 
 
 def malformed(name: str, data: bytes, draw: random.Random) -> bytes:
@@ -290,8 +290,8 @@ def main() -> None:
             if why not in ("refused", "read"):
                 faults.append(f"{name} {number}: {content[:80]!r}..: {why}")
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    told = {"refused": refused, "read": read, "seeds": seeds, "count": len(faults), "seconds": slowest, "MB": peak}
-    sys.stdout.write(json.dumps({**told, "faults": faults[:20]}))
+    report = {"refused": refused, "read": read, "seeds": seeds, "count": len(faults), "seconds": slowest, "MB": peak}
+    sys.stdout.write(json.dumps({**report, "faults": faults[:20]}))
 
 
 def one(folder: Path, name: str, file: str, content: bytes, load: Callable[[Path], object]) -> str:

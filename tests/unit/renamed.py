@@ -85,16 +85,16 @@ def renamed(model: nn.Module, folder: Path) -> nn.Module:
     attributes: dict[str, str] = {}
     for module in model.modules():
         if type(module) in kinds:
-            held = [n for n in vars(module) if not n.startswith("_")]
-            held += [*module._parameters, *module._buffers, *module._modules]
-            for name in held:
+            names = [n for n in vars(module) if not n.startswith("_")]
+            names += [*module._parameters, *module._buffers, *module._modules]
+            for name in names:
                 if name not in _KEPT and not name.isdigit():
                     attributes.setdefault(name, f"quarry_{len(attributes)}")
     homes = {kind.__module__ for kind in kinds}
-    made: dict[type, type] = {}
+    twins: dict[type, type] = {}
     for home in sorted(homes):
-        made |= _again(sys.modules[home], attributes, folder)
-    return _moved(model, attributes, made, {})
+        twins |= _again(sys.modules[home], attributes, folder)
+    return _moved(model, attributes, twins, {})
 
 
 def _again(home: ModuleType, attributes: dict[str, str], folder: Path) -> dict[type, type]:
@@ -122,20 +122,20 @@ def _all(node: ast.Assign) -> bool:
     return any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
 
 
-def _moved(module: nn.Module, attributes: dict[str, str], made: dict[type, type], done: dict[int, nn.Module]) -> Any:
+def _moved(module: nn.Module, attributes: dict[str, str], twins: dict[type, type], done: dict[int, nn.Module]) -> Any:
     if id(module) in done:
         return done[id(module)]
-    kind: Any = made.get(type(module), type(module))
+    kind: Any = twins.get(type(module), type(module))
     other = kind.__new__(kind)
     done[id(module)] = other
-    own = type(module) in made
+    own = type(module) in twins
 
     def called(name: str) -> str:
         return attributes.get(name, name) if own else name
 
     for name, value in vars(module).items():
         if name == "_modules":
-            value = {called(n): None if m is None else _moved(m, attributes, made, done) for n, m in value.items()}
+            value = {called(n): None if m is None else _moved(m, attributes, twins, done) for n, m in value.items()}
         elif name in ("_parameters", "_buffers"):
             value = {called(n): t for n, t in value.items()}
         elif name == "_non_persistent_buffers_set":

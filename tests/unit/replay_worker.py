@@ -172,9 +172,9 @@ def written(call: Any, op: Primitive, args: tuple[Any, ...]) -> tuple[list[Any],
             values.append(place(value) if type(value) is int and value > 1 << 32 else value)
         launches.append([function, grid, packed, values])
     results = []
-    for made in result if isinstance(result, tuple) else (result,):
-        where = place(made.data_ptr()) if made.numel() else "empty"
-        results.append([where, tuple(made.shape), made.stride(), str(made.dtype), made.requires_grad])
+    for output in result if isinstance(result, tuple) else (result,):
+        where = place(output.data_ptr()) if output.numel() else "empty"
+        results.append([where, tuple(output.shape), output.stride(), str(output.dtype), output.requires_grad])
     return launches, results
 
 
@@ -232,9 +232,9 @@ def judge(target: Target) -> dict[str, Any]:
 def _view(op: Primitive, args: tuple[Any, ...], target: Target) -> Any:
     flags = {"interpreted": False, "tf32": False, "deterministic": False}
     features = frozenset({"wgmma", "clusters"} if target.vendor == "nvidia" else {"mfma"})
-    found = dict(zip(op.names, args, strict=True))
+    by_name = dict(zip(op.names, args, strict=True))
     return SimpleNamespace(
-        args=found, flags=flags, features=features, shared_memory=target.shared_memory, vendor=target.vendor
+        args=by_name, flags=flags, features=features, shared_memory=target.shared_memory, vendor=target.vendor
     )
 
 
@@ -246,23 +246,23 @@ def hooks_and_scratch() -> dict[str, Any]:
     launch(*args, H200)
     frozen = replay.freeze(launch, op.names, args, H200, CPU)
     assert frozen is not None
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
     def kind() -> str:
         launched.clear()
         frozen(*args, H200)
         return str(launched[-1][0])
 
-    found["quiet"] = kind()
+    report["quiet"] = kind()
     hook = print
     knobs = triton.knobs.runtime
     knobs.launch_enter_hook.add(hook)
-    found["chained"] = kind()
-    found["frozen with a hook"] = replay.freeze(launch, op.names, args, H200, CPU) is not None
+    report["chained"] = kind()
+    report["frozen with a hook"] = replay.freeze(launch, op.names, args, H200, CPU) is not None
     knobs.launch_enter_hook.remove(hook)
-    found["removed"] = kind()
+    report["removed"] = kind()
     chain, knobs.launch_exit_hook = knobs.launch_exit_hook, hook
-    found["replaced"] = kind()
+    report["replaced"] = kind()
     knobs.launch_exit_hook = chain
     SCRATCH["bytes"] = 128
     other = (torch.empty(4, 80), torch.empty(80), 1e-6, False)
@@ -270,8 +270,8 @@ def hooks_and_scratch() -> dict[str, Any]:
     frozen = replay.freeze(launch, op.names, other, H200, CPU)
     launched.clear()
     frozen(*other, H200)  # type: ignore[misc]
-    found["scratch"] = launched[-1][0]
-    return found
+    report["scratch"] = launched[-1][0]
+    return report
 
 
 if __name__ == "__main__":

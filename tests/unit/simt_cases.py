@@ -359,8 +359,8 @@ def _softmax_backward_cases() -> Iterator[Case]:
     def make(rows: int, n: int, dtype: torch.dtype) -> Inputs:
         return _random(rows, n, dtype=dtype), _random(rows, n, dtype=dtype, scale=3.0).float().softmax(-1).to(dtype)
 
-    def case(name: str, made: Callable[[], Inputs], fit: str, *where: Any) -> Case:
-        return Case(f"softmax_backward_{name}", softmax_backward, made, softmax_backward_reference, fit, *where)
+    def case(name: str, inputs: Callable[[], Inputs], fit: str, *where: Any) -> Case:
+        return Case(f"softmax_backward_{name}", softmax_backward, inputs, softmax_backward_reference, fit, *where)
 
     for rows, n, fit in (
         (3, 1, "EXACT"),
@@ -483,13 +483,13 @@ def _activation_cases() -> Iterator[Case]:
 
 
 def _activation_backward_cases() -> Iterator[Case]:
-    def gelu(name: str, made: Callable[[], Inputs], fit: str = "") -> Iterator[Case]:
+    def gelu(name: str, inputs: Callable[[], Inputs], fit: str = "") -> Iterator[Case]:
         for how in ("tanh", "none"):
-            case = lambda m=made, h=how: (*m(), h)  # noqa: E731
+            case = lambda m=inputs, h=how: (*m(), h)  # noqa: E731
             yield Case(f"gelu_backward_{how}_{name}", activation.gelu_mul_backward, case, gelu_backward_reference, fit)
 
-    def silu(name: str, made: Callable[[], Inputs], fit: str = "") -> Iterator[Case]:
-        yield Case(f"silu_backward_{name}", activation.silu_mul_backward, made, silu_backward_reference, fit)
+    def silu(name: str, inputs: Callable[[], Inputs], fit: str = "") -> Iterator[Case]:
+        yield Case(f"silu_backward_{name}", activation.silu_mul_backward, inputs, silu_backward_reference, fit)
 
     def make(shape: tuple[int, ...], dtype: torch.dtype) -> Inputs:
         gate, up = _random(*shape, dtype=dtype, scale=4.0), _random(*shape, dtype=dtype, shift=0.5)

@@ -49,10 +49,10 @@ def all_units(arch: str) -> list[simt.Unit]:
 def some_units(arch: str) -> list[simt.Unit]:
     """The first, a middle and the last unit of every op: part of a wave, the scalar path, a long row."""
     ops = ("add_rms_norm", "rms_norm", "layer_norm", "silu_mul", "gelu_mul", "softmax_backward", "softmax", "rope")
-    found: dict[str, list[simt.Unit]] = {op: [] for op in ops}
+    by_op: dict[str, list[simt.Unit]] = {op: [] for op in ops}
     for unit in all_units(arch):
-        found[next(op for op in ops if unit.name.startswith(op))].append(unit)
-    return [units[i] for units in found.values() for i in sorted({0, len(units) // 2, len(units) - 1})]
+        by_op[next(op for op in ops if unit.name.startswith(op))].append(unit)
+    return [units[i] for units in by_op.values() for i in sorted({0, len(units) // 2, len(units) - 1})]
 
 
 def joined(units: list[simt.Unit], most: int = 16) -> list[tuple[simt.Unit, list[str]]]:
@@ -61,12 +61,12 @@ def joined(units: list[simt.Unit], most: int = 16) -> list[tuple[simt.Unit, list
     for unit in units:
         text, mark, line = unit.source.rpartition(f'#line 1 "{unit.name}"')
         texts.setdefault((text, *unit[2:]), []).append((unit.name, mark + line))
-    made = []
+    merged = []
     for (text, *rest), kernels in texts.items():
         for start in range(0, len(kernels), most):
             names, lines = zip(*kernels[start : start + most], strict=True)
-            made.append((simt.Unit(names[0], text + "".join(lines), *rest), list(names)))
-    return made
+            merged.append((simt.Unit(names[0], text + "".join(lines), *rest), list(names)))
+    return merged
 
 
 def host_compiler() -> list[str] | None:
@@ -86,16 +86,16 @@ class _Region(ctypes.Structure):
 class _Watch(TorchDispatchMode):
     """Registers every tensor made inside a call, and poisons what `empty` returns, so that a missed write shows."""
 
-    def __init__(self, made: list[Tensor]) -> None:
+    def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
-        self.made = made
+        self.tensors = tensors
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
             if func is torch.ops.aten.empty.memory_format:
                 out.untyped_storage().fill_(0xFF)
-            self.made.append(out)
+            self.tensors.append(out)
         return out
 
 
@@ -141,10 +141,10 @@ class EmulatedRuntime:
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:
-            held = [lib for lib in self._libraries if hasattr(lib, f"run_{name}")]
-            if not held:
+            libraries = [lib for lib in self._libraries if hasattr(lib, f"run_{name}")]
+            if not libraries:
                 pytest.fail(f"{name} was launched, and not among the launches that were collected for the compiler")
-            function = getattr(held[0], f"run_{name}")
+            function = getattr(libraries[0], f"run_{name}")
             function.restype = ctypes.c_char_p
             self._functions[name] = function
         return self._functions[name]

@@ -109,7 +109,7 @@ def gelu_backward_reference(d: Tensor, g: Tensor, u: Tensor, approximate: str) -
 
 
 def rope_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> list[tuple[Tensor, Tensor]]:
-    found = []
+    pairs = []
     width = cos.shape[-1]
     for x in (q, k):
         turned = x[..., :width]
@@ -121,10 +121,10 @@ def rope_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: 
         slack = 2 * U * ((turned * c).abs() + (other * s).abs())
         rest = x[..., width:]
         # what is only copied is copied exactly
-        found.append(
+        pairs.append(
             (torch.cat((turned * c + other * s, rest), -1), torch.cat((slack, torch.full_like(rest, -1.0)), -1))
         )
-    return found
+    return pairs
 
 
 def rope_backward_reference(

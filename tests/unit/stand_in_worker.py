@@ -56,18 +56,18 @@ def disassembled(image: bytes) -> str:
 
 def row(source: Specialisation, target: Target, arch: str) -> dict[str, Any]:
     try:
-        made = assemble(source, target, arch)
+        assembled = assemble(source, target, arch)
     except FerrymanError as error:
         return {"name": source.name, "error": str(error)}
-    text = disassembled(made.image)
+    text = disassembled(assembled.image)
     return {
         "name": source.name,
         "error": None,
-        "target": made.ptx_target,
-        "image": code_objects.arch_of(made.image),
-        "shared": made.resources["shared"],
-        "products": made.resources["matrix"],
-        "dots": sum(made.resources[f"dots_{kind}"] for kind in ("half", "tf32")),
+        "target": assembled.ptx_target,
+        "image": code_objects.arch_of(assembled.image),
+        "shared": assembled.resources["shared"],
+        "products": assembled.resources["matrix"],
+        "dots": sum(assembled.resources[f"dots_{kind}"] for kind in ("half", "tf32")),
         "newer": sorted(set(NEWER.findall(text))),
         "older": sorted(set(OLDER.findall(text))),
     }
@@ -75,11 +75,11 @@ def row(source: Specialisation, target: Target, arch: str) -> dict[str, Any]:
 
 def sweep(name: str, arch: str, dtype: str, every: str, *families: str) -> dict[str, list[dict[str, Any]]]:
     target = target_of(profile(name))
-    found = {}
+    rows = {}
     for family in families:
         kernels = importlib.import_module(f"ferryman.ops.{family}.triton_kernels")
-        found[family] = [row(one, target, arch) for one in kernels.specialisations(target, dtype)[:: int(every)]]
-    return found
+        rows[family] = [row(one, target, arch) for one in kernels.specialisations(target, dtype)[:: int(every)]]
+    return rows
 
 
 def tile(source: Specialisation) -> str:
@@ -96,12 +96,12 @@ def reach(dtype: str) -> dict[str, list[str]]:
         left |= {tile(one) for one in kernels.specialisations(target, dtype)}
 
     def tiles(op: Primitive, case: Case) -> set[str]:
-        found = set()
+        launched = set()
         for name in filter(None, (op.name, op.gradient.backward)):
             args = calls.of_case(registry.primitive(name), case, kind)
             launcher = registry.launcher(serving(name, "triton", args, profile("a100")))
-            found |= {tile(one) for one in recorded([lambda run=launcher, given=args: run(*given, target)])}
-        return found
+            launched |= {tile(one) for one in recorded([lambda run=launcher, given=args: run(*given, target)])}
+        return launched
 
     ops = [op for op in map(registry.primitive, registry.primitives()) if forward_of(op) is None]
     for op in ops:
@@ -110,9 +110,9 @@ def reach(dtype: str) -> dict[str, list[str]]:
     idle = []
     for op in ops:
         for case in TILES.get(op.name, ()):
-            found = tiles(op, case)
-            idle += [] if found & left else [f"{op.name} {case.name}"]
-            left -= found
+            covered = tiles(op, case)
+            idle += [] if covered & left else [f"{op.name} {case.name}"]
+            left -= covered
     return {"left": sorted(left), "idle": idle}
 
 
@@ -156,8 +156,8 @@ class Driver:
 
 @contextlib.contextmanager
 def fake_driver() -> Iterator[Driver]:
-    found, before = Driver(), driver._active
-    driver.set_active(found)
+    stand_in, before = Driver(), driver._active
+    driver.set_active(stand_in)
     here = mock.patch.multiple(
         torch.cuda,
         device=lambda device: contextlib.nullcontext(),
@@ -165,7 +165,7 @@ def fake_driver() -> Iterator[Driver]:
     )
     try:
         with here:
-            yield found
+            yield stand_in
     finally:
         driver._active = before
 
@@ -178,26 +178,27 @@ def standing(name: str = "a100", arch: str = "sm_90") -> StandIn:
 def launches() -> dict[str, Any]:
     x, weight = torch.ones(6, 320, dtype=torch.bfloat16), torch.ones(320, dtype=torch.bfloat16)
     wide = torch.ones(256, 320, dtype=torch.bfloat16)
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     with fake_driver() as gpu, standing() as here:
-        found["nothing"] = here.evidence()
+        report["nothing"] = here.evidence()
         norm.rms_norm(x, weight, 1e-6, False, here.target)
         norm.rms_norm(x, weight, 1e-6, False, here.target)
         matmul.linear(x, wide, None, here.target)
         norm.rms_norm(x[:0], weight, 1e-6, False, here.target)
-        found["evidence"], found["counts"] = here.evidence(), [[*k, n] for k, n in here.launches.items()]
-        found["asm"] = {
-            made.kernel: triton_stand_in._TARGET.search(kernel.asm["ptx"])[0] for made, kernel in here._kernels.values()
+        report["evidence"], report["counts"] = here.evidence(), [[*k, n] for k, n in here.launches.items()]
+        report["asm"] = {
+            assembled.kernel: triton_stand_in._TARGET.search(kernel.asm["ptx"])[0]
+            for assembled, kernel in here._kernels.values()
         }
         with mock.patch.object(replay, "recording", lambda: object()):
             try:
                 norm.rms_norm(x, weight, 1e-6, False, here.target)
             except replay.NotReplayable as error:
-                found["replayed"] = str(error)
-        found["multithreaded"] = torch.autograd.is_multithreading_enabled()
+                report["replayed"] = str(error)
+        report["multithreaded"] = torch.autograd.is_multithreading_enabled()
         here.begin()
-        found["after"] = here.evidence()
-    return found | {"loaded": gpu.loaded, "launched": gpu.launched, "redirected": redirect.current() is not None}
+        report["after"] = here.evidence()
+    return report | {"loaded": gpu.loaded, "launched": gpu.launched, "redirected": redirect.current() is not None}
 
 
 def refused(call: Any) -> str:
@@ -212,16 +213,16 @@ def refusals() -> dict[str, str]:
     target = target_of(profile("a100"))
     source = next(s for s in matmul.specialisations(target, "bfloat16") if s.constexprs["BLOCK_N"] == 128)
     deep = dataclasses.replace(source, num_stages=12)  # 192 KiB: an H200 would take it
-    found = {"an H200's stages": refused(lambda: assemble(deep, target, "sm_90"))}
+    reasons = {"an H200's stages": refused(lambda: assemble(deep, target, "sm_90"))}
     with mock.patch.object(triton_stand_in, "_TARGET", re.compile(r"^\.address_size (\d+)()", re.MULTILINE)):
-        found["another target"] = refused(lambda: assemble(source, target, "sm_90"))
+        reasons["another target"] = refused(lambda: assemble(source, target, "sm_90"))
     ptx = assemble(source, target, "sm_90").ptx
     damaged = ptx.replace("mma.sync", "mma.sink")
-    found["damaged"] = refused(lambda: triton_stand_in._assembled("_matmul", damaged, "sm_90", True))
-    found["older"] = refused(lambda: triton_stand_in._assembled("_matmul", ptx, "sm_75", True))
+    reasons["damaged"] = refused(lambda: triton_stand_in._assembled("_matmul", damaged, "sm_90", True))
+    reasons["older"] = refused(lambda: triton_stand_in._assembled("_matmul", ptx, "sm_75", True))
     with standing():
-        found["simt"] = refused(lambda: simt_runtime.runtime(target).launch(simt.Unit("u", ""), None, 1, 1, 0, ()))
-    return found
+        reasons["simt"] = refused(lambda: simt_runtime.runtime(target).launch(simt.Unit("u", ""), None, 1, 1, 0, ()))
+    return reasons
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def edited(jobs: Jobs, world: World) -> None:
     """A failure is gone from the record; the file that the plugin wrote still has it."""
     job = jobs["h200"]
     job.record["cases"][0]["outcome"] = "failed"
-    job.files["tests.json"] = job.told("edited")
+    job.files["tests.json"] = job.plugin_record("edited")
     job.record["cases"][0]["outcome"] = "passed"
 
 
@@ -171,7 +171,7 @@ def from_the_future(jobs: Jobs, world: World) -> dict[str, Any]:
 def exchanged(jobs: Jobs, world: World) -> None:
     """Two rows' results change places; each record names the other's."""
     for file in ("tests.json",):
-        a, b = jobs["h200"].told("h200"), jobs["mi300x"].told("mi300x")
+        a, b = jobs["h200"].plugin_record("h200"), jobs["mi300x"].plugin_record("mi300x")
         jobs["h200"].files[file], jobs["mi300x"].files[file] = b, a
     jobs["h200"].record["cases"][0]["launches"] = 3
     jobs["h200"].record["launches"] += 1

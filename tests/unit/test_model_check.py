@@ -35,44 +35,44 @@ def quick(model: Any = "qwen3", **options: Any) -> ModelResult:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
 def test_a_right_port_passes_with_exact_counts(name: str, dtype: str) -> None:
-    told: list[str] = []
+    stages: list[str] = []
     # float16 multiplies slowly on a CPU
     tokens = 24 if dtype == "float16" else None
-    found = quick(name, dtype=dtype, backward=True, tokens=tokens, progress=told.append)
-    assert (found.verdict, found.reasons) == ("PASS", [])
-    assert told == list(STAGES)
+    result = quick(name, dtype=dtype, backward=True, tokens=tokens, progress=stages.append)
+    assert (result.verdict, result.reasons) == ("PASS", [])
+    assert stages == list(STAGES)
     norms = 2 * (4 if name == "qwen3" else 2) + 1
     wanted = {"attention": 2, "embedding": 1, "linear": 15, "rms_norm": norms - 2, "rope": 2, "silu_mul": 2}
     wanted["add_rms_norm"] = 2
-    assert found.ported == wanted
-    by_phase = {(c.phase, c.op): sum(c.served.values()) for c in found.calls}
-    for op, n in found.ported.items():
+    assert result.ported == wanted
+    by_phase = {(c.phase, c.op): sum(c.served.values()) for c in result.calls}
+    for op, n in result.ported.items():
         assert by_phase["forward", op] == by_phase["gradients", op] == by_phase["gradients", f"{op}_backward"] == n
         assert by_phase["greedy", op] == 5 * n
-    assert len(by_phase) == 4 * len(found.ported)
-    assert {m.name for m in found.gradients} == {"embedding", "layer 0", "layer 1", "head"}
+    assert len(by_phase) == 4 * len(result.ported)
+    assert {m.name for m in result.gradients} == {"embedding", "layer 0", "layer 1", "head"}
     # In 16 bits two logits can be nearly equal, and then either token is right; float32 has no such ties here.
-    assert found.greedy.ok and (dtype != "float32" or found.greedy.identical == 2)
-    assert found.restored and not found.unsupported
-    assert ModelResult.model_validate_json(found.model_dump_json()) == found
-    assert all(m.floor > 0 for layer in found.layers for m in (layer.alone, layer.bias, layer.accumulated))
-    assert found.first_divergence is None and found.exact == "float64" and not found.modes
-    assert all(m.ok for m in found.modules) and len(found.modules) == norms - 2 + 2 + 2 + 2 + 3
-    assert all(m.ok and m.value > 0 and m.limit >= m.floor > 0 for m in found.exact_logits if "top-1" not in m.name)
+    assert result.greedy.ok and (dtype != "float32" or result.greedy.identical == 2)
+    assert result.restored and not result.unsupported
+    assert ModelResult.model_validate_json(result.model_dump_json()) == result
+    assert all(m.floor > 0 for layer in result.layers for m in (layer.alone, layer.bias, layer.accumulated))
+    assert result.first_divergence is None and result.exact == "float64" and not result.modes
+    assert all(m.ok for m in result.modules) and len(result.modules) == norms - 2 + 2 + 2 + 2 + 3
+    assert all(m.ok and m.value > 0 and m.limit >= m.floor > 0 for m in result.exact_logits if "top-1" not in m.name)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma"])
 def test_the_other_families_pass(name: str) -> None:
-    found = quick(name)
-    assert (found.verdict, found.reasons) == ("PASS", [])
-    assert any("hidden_size 256 of" in cut for cut in found.cuts) and "vocab_size 1024 of" in str(found.cuts)
+    result = quick(name)
+    assert (result.verdict, result.reasons) == ("PASS", [])
+    assert any("hidden_size 256 of" in cut for cut in result.cuts) and "vocab_size 1024 of" in str(result.cuts)
 
 
 def test_a_request_binds_the_ported_model() -> None:
     with ferryman.use("definition"):
-        found = quick("llama")
-    assert found.verdict == "PASS"
-    assert {name for c in found.calls for name in c.served} == {"definition"}
+        result = quick("llama")
+    assert result.verdict == "PASS"
+    assert {name for c in result.calls for name in c.served} == {"definition"}
     with ferryman.use("hip"), pytest.raises(Unsupported):
         quick("llama")
 
@@ -110,26 +110,26 @@ MUTANTS: dict[str, dict[str, Callable[..., Any]]] = {
 def test_a_wrong_port_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for op, wrong in MUTANTS[name].items():
         monkeypatch.setattr(ferryman.ops, op, wrong)
-    found = quick(steps=3)
-    assert found.verdict == "FAIL"
-    assert any(reason.startswith("layer 0") for reason in found.reasons), found.reasons
+    result = quick(steps=3)
+    assert result.verdict == "FAIL"
+    assert any(reason.startswith("layer 0") for reason in result.reasons), result.reasons
     (op,) = MUTANTS[name]
     where = {"rms_norm": "input_layernorm", "silu_mul": "mlp"}.get(op, "self_attn")
     if name == "mean over N-1":  # of 256: every bfloat16 rounds back to itself; the first with 128 is the queries' norm
         where = "self_attn.q_norm"
-    assert found.first_divergence is not None and found.first_divergence.path == f"model.layers.0.{where}"
-    assert found.restored
+    assert result.first_divergence is not None and result.first_divergence.path == f"model.layers.0.{where}"
+    assert result.restored
 
 
 def test_the_other_ways_to_run_are_in_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modes, "BACKEND", "aot_eager")
-    found = quick("llama", layers=1, run_modes=True)
-    assert (found.verdict, found.reasons) == ("PASS", [])
-    compiled, graph = found.modes
+    result = quick("llama", layers=1, run_modes=True)
+    assert (result.verdict, result.reasons) == ("PASS", [])
+    compiled, graph = result.modes
     assert (compiled.mode, compiled.verdict, graph.mode) == ("torch.compile", "PASS", "CUDA graph")
     assert [m.path for m in compiled.modules] == ["model.layers.0"] and {m.ok for m in compiled.logits} == {True}
     assert graph.verdict == "NOT_RUN" and "no CUDA graphs" in graph.reason
-    assert ModelResult.model_validate_json(found.model_dump_json()) == found
+    assert ModelResult.model_validate_json(result.model_dump_json()) == result
 
 
 def test_a_missing_or_extra_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +142,10 @@ def test_a_missing_or_extra_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ferryman.ops, "silu_mul", twice)
     monkeypatch.setattr(ferryman.ops, "rms_norm", elsewhere)
-    found = quick("llama", dtype="float32")
-    assert found.verdict == "FAIL"
-    assert "forward: 4 calls of silu_mul; expected 2" in found.reasons
-    assert "greedy: 0 calls of rms_norm; expected 15" in found.reasons
+    result = quick("llama", dtype="float32")
+    assert result.verdict == "FAIL"
+    assert "forward: 4 calls of silu_mul; expected 2" in result.reasons
+    assert "greedy: 0 calls of rms_norm; expected 15" in result.reasons
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -168,10 +168,10 @@ def test_one_ulp_is_one_ulp(dtype: torch.dtype) -> None:
 
 def test_measures() -> None:
     wanted = torch.randn(3, 50)
-    found = wanted.clone()
-    found[1] *= 1.5
-    assert worst_row(found, wanted) == pytest.approx(0.5)
-    assert relative(found, wanted) < 0.5
+    actual = wanted.clone()
+    actual[1] *= 1.5
+    assert worst_row(actual, wanted) == pytest.approx(0.5)
+    assert relative(actual, wanted) < 0.5
     assert slope(1.25 * wanted, wanted) == pytest.approx(0.25)
     assert relative(torch.zeros(2), torch.zeros(2)) == 0.0
     said = SimpleNamespace(tokens=torch.tensor([[1, 0], [1, 1]]), logits=[torch.eye(2), torch.tensor([[3.0, 1.0]] * 2)])
@@ -208,11 +208,11 @@ def write(path: Path, **changes: Any) -> Path:
 
 
 def test_a_local_config_file(tmp_path: Path) -> None:
-    found = quick(write(tmp_path / "config.json"), dtype="float32")
-    assert (found.verdict, found.reasons) == ("PASS", [])
-    assert found.config["hidden_size"] == 64 and found.cuts == ["2 layers of 32", "vocab_size 1024 of 128256"]
-    assert found.ignored_keys == ["_attn_implementation", "architectures", "torch_dtype"]
-    assert quick(tmp_path, dtype="float32").config == found.config
+    result = quick(write(tmp_path / "config.json"), dtype="float32")
+    assert (result.verdict, result.reasons) == ("PASS", [])
+    assert result.config["hidden_size"] == 64 and result.cuts == ["2 layers of 32", "vocab_size 1024 of 128256"]
+    assert result.ignored_keys == ["_attn_implementation", "architectures", "torch_dtype"]
+    assert quick(tmp_path, dtype="float32").config == result.config
 
 
 @pytest.mark.parametrize(

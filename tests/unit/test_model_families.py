@@ -49,33 +49,33 @@ def models() -> Any:
 
 
 @pytest.fixture(scope="module")
-def held(models: Any) -> Any:
+def document(models: Any) -> Any:
     return json.loads(models.FILE.read_text(encoding="utf-8"))
 
 
-def test_the_page_is_what_the_file_says(models: Any, held: Any) -> None:
-    assert models.PAGE.read_text(encoding="utf-8") == models.page(held), "run: python ci/models.py render"
+def test_the_page_is_what_the_file_says(models: Any, document: Any) -> None:
+    assert models.PAGE.read_text(encoding="utf-8") == models.page(document), "run: python ci/models.py render"
 
 
-def test_every_bundled_family_was_measured_and_is_listed(models: Any, held: Any) -> None:
-    assert set(held["families"]) == set(FAMILIES), "run: python ci/models.py measure"
+def test_every_bundled_family_was_measured_and_is_listed(models: Any, document: Any) -> None:
+    assert set(document["families"]) == set(FAMILIES), "run: python ci/models.py measure"
     page = models.PAGE.read_text(encoding="utf-8")
     assert [name for name in FAMILIES if f"\n| {name} |" not in page] == []
-    for name, row in held["families"].items():
+    for name, row in document["families"].items():
         if row["float32"]["verdict"] != "PASS":
             assert f"\n- {name}, float32: {row['float32']['verdict']}" in page
 
 
-def test_the_report_claims_what_a_pass_makes_in_either_dtype(held: Any) -> None:
-    for name, row in held["families"].items():
+def test_the_report_claims_what_a_pass_makes_in_either_dtype(document: Any) -> None:
+    for name, row in document["families"].items():
         assert not row["float32"].get("miscounted") and not row["bfloat16"].get("miscounted"), name
 
 
-def test_what_is_left_of_families_that_serve_little_no_op_computes(models: Any, held: Any) -> None:
-    assert set(models.FIRST) <= set(held["families"])
-    shares = [held["families"][n]["real"]["shares"] for n in models.FIRST]
+def test_what_is_left_of_families_that_serve_little_no_op_computes(models: Any, document: Any) -> None:
+    assert set(models.FIRST) <= set(document["families"])
+    shares = [document["families"][n]["real"]["shares"] for n in models.FIRST]
     assert sum(s["flops"] for s in shares) >= 0.7 * len(shares) and sum(s["time"] for s in shares) >= 0.5 * len(shares)
-    little = {n: row["real"] for n, row in held["families"].items() if row["real"]["shares"]["time"] < models.LEAST}
+    little = {n: row["real"] for n, row in document["families"].items() if row["real"]["shares"]["time"] < models.LEAST}
     assert not {n: op for n, real in little.items() for op, _ in real["unserved"] if op in models.OURS}
 
 
@@ -89,11 +89,11 @@ def test_what_serves_little_does_not_count(models: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_sample_ports_as_the_page_says(models: Any, held: Any, name: str) -> None:
+def test_a_sample_ports_as_the_page_says(models: Any, document: Any, name: str) -> None:
     if name in diffusion.FAMILIES:
         pytest.importorskip("diffusers")
     if name in elsewhere.FAMILIES:
         pytest.importorskip(elsewhere.FAMILIES[name].maker.split(":")[0], exc_type=(ImportError, OSError))
-    found = models.parity(name, torch.float32)
-    assert found["verdict"] == "PASS" == held["families"][name]["float32"]["verdict"], found["reasons"]
-    assert found["made"] == held["families"][name]["float32"]["made"] and not found["miscounted"]
+    row = models.parity(name, torch.float32)
+    assert row["verdict"] == "PASS" == document["families"][name]["float32"]["verdict"], row["reasons"]
+    assert row["made"] == document["families"][name]["float32"]["made"] and not row["miscounted"]

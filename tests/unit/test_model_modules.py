@@ -291,17 +291,17 @@ def test_the_first_of_several_faults_is_named() -> None:
 
 
 def test_a_wrong_shape_and_a_wrong_dtype_are_divergences() -> None:
-    held = bench("llama", "bfloat16", layers=1)
+    testbed = bench("llama", "bfloat16", layers=1)
     path = SHORT("0.mlp")
-    unit, made = held.unit(path), held.run(path)
-    right = made.forward["output"]
+    unit, record = testbed.unit(path), testbed.run(path)
+    right = record.forward["output"]
     for wrong, note in ((right[:, :-1], "shape is (2, 31, 256)"), (right.float(), "dtype is torch.float32")):
-        made.forward["output"] = wrong
-        judged = unit.judge(made)
+        record.forward["output"] = wrong
+        judged = unit.judge(record)
         assert not judged.ok and judged.away == math.inf
         assert note in judged.tensors[0].note
-    del made.forward["output"]
-    assert unit.judge(made).tensors[0].note == "the ported module does not give it"
+    del record.forward["output"]
+    assert unit.judge(record).tensors[0].note == "the ported module does not give it"
 
 
 def test_a_module_that_the_port_never_calls_is_said_and_not_blamed() -> None:
@@ -328,45 +328,45 @@ def test_a_module_that_the_port_never_calls_is_said_and_not_blamed() -> None:
 
 def test_the_exact_twin_is_exact() -> None:
     """transformers' norm casts to float32 by itself; its twin must not."""
-    held = bench("llama", "float32", layers=1, watch=unwatched)
+    testbed = bench("llama", "float32", layers=1, watch=unwatched)
     path = SHORT("0.input_layernorm")
-    module = held.model.get_submodule(path)
-    x = held.reference[path].args[0].double()
+    module = testbed.model.get_submodule(path)
+    x = testbed.reference[path].args[0].double()
     wanted = x * (x.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt() * module.weight.double()
-    wanted, found = wanted.detach(), held.unit(path).exact.forward["output"]
-    assert found.dtype == torch.float64
-    assert float((found - wanted).abs().max()) < 1e-14
-    assert float((module(held.reference[path].args[0]).double() - wanted).detach().abs().max()) > 1e-9
+    wanted, normed = wanted.detach(), testbed.unit(path).exact.forward["output"]
+    assert normed.dtype == torch.float64
+    assert float((normed - wanted).abs().max()) < 1e-14
+    assert float((module(testbed.reference[path].args[0]).double() - wanted).detach().abs().max()) > 1e-9
     position = torch.arange(32, dtype=torch.float64)
-    angle = position[:, None] * held.model.model.rotary_emb.inv_freq.double()
-    cos = held.unit("model.rotary_emb").exact.forward["output 0"]
+    angle = position[:, None] * testbed.model.model.rotary_emb.inv_freq.double()
+    cos = testbed.unit("model.rotary_emb").exact.forward["output 0"]
     assert float((cos[0, :, : angle.shape[1]] - angle.cos()).abs().max()) < 1e-13
 
 
 def test_the_exact_logits_are_exact_and_leave_the_model_as_it_was() -> None:
-    held = bench("qwen3", "float32", layers=2)
+    testbed = bench("qwen3", "float32", layers=2)
     tokens = torch.randint(1024, (2, 32), generator=torch.Generator().manual_seed(0))
-    before = {name: p.clone() for name, p in held.model.named_parameters()}
-    plain = held.model(input_ids=tokens, use_cache=False).logits.detach()
-    truth, wide = exact.logits(held.model, tokens)
+    before = {name: p.clone() for name, p in testbed.model.named_parameters()}
+    plain = testbed.model(input_ids=tokens, use_cache=False).logits.detach()
+    truth, wide = exact.logits(testbed.model, tokens)
     assert truth.dtype == wide == torch.float64
     assert 1e-8 < measure.relative(plain, truth) < 1e-5
-    for name, p in held.model.named_parameters():
+    for name, p in testbed.model.named_parameters():
         assert p.dtype == torch.float32 and torch.equal(p, before[name])
     # All modules run in float64 one by one give the same bits as the model cast to float64 as a whole.
-    whole = copy.deepcopy(held.model).double()
+    whole = copy.deepcopy(testbed.model).double()
     with torch.no_grad(), exact.Widened(torch.float64):
         assert measure.relative(whole(input_ids=tokens, use_cache=False).logits, truth) < 1e-13
 
 
 def test_without_memory_the_twin_is_float32_and_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = bench("llama", "bfloat16", layers=2)
+    testbed = bench("llama", "bfloat16", layers=2)
     faulty = bench("llama", "bfloat16", layers=2, faults={SHORT("1.mlp"): scaled(1.01)})
     monkeypatch.setattr(model_config, "free_bytes", lambda device: 1 << 20)
-    modules = held.modules()
+    modules = testbed.modules()
     assert first_divergence(modules) is None
     large = [m.path for m in modules if m.exact == "float32"]
-    assert SHORT("0.mlp") in large and sorted(large) == sorted(held.reduced)
+    assert SHORT("0.mlp") in large and sorted(large) == sorted(testbed.reduced)
     first = first_divergence(faulty.modules())
     assert first is not None and first.path == SHORT("1.mlp")
     assert exact.dtype_for(torch.device("cpu"), 1 << 19) == torch.float64
@@ -379,13 +379,13 @@ def test_without_memory_the_twin_is_float32_and_the_result_says_so(monkeypatch: 
 
 def test_errors() -> None:
     wanted = torch.randn(40, 50, dtype=torch.float64)
-    found = 1.25 * wanted
-    assert errors(found, wanted).bias == pytest.approx(0.25) == errors(found, wanted).worst
-    found[7] *= 2
-    assert errors(found, wanted).worst == pytest.approx(1.5) and errors(found, wanted).relative < 0.5
+    actual = 1.25 * wanted
+    assert errors(actual, wanted).bias == pytest.approx(0.25) == errors(actual, wanted).worst
+    actual[7] *= 2
+    assert errors(actual, wanted).worst == pytest.approx(1.5) and errors(actual, wanted).relative < 0.5
     assert errors(None, wanted).relative == pytest.approx(1.0) and errors(None, torch.zeros(3)).relative == 0.0
-    found[3, 3] = math.nan
-    assert math.isnan(errors(found, wanted).relative) and math.isnan(errors(found, wanted).worst)
+    actual[3, 3] = math.nan
+    assert math.isnan(errors(actual, wanted).relative) and math.isnan(errors(actual, wanted).worst)
     flat = torch.ones(1000)
     assert errors(flat, flat).spread == pytest.approx(1000**-0.5)
 
@@ -395,8 +395,8 @@ def test_a_sequential_sum_errs_as_derived() -> None:
     total = torch.zeros(400)
     for row in terms:
         total += row
-    found = measure.relative(total, terms.double().sum(0))
-    assert 0.8 < found / sequential(2048) < 1.25
+    error = measure.relative(total, terms.double().sum(0))
+    assert 0.8 < error / sequential(2048) < 1.25
 
 
 # The whole check -------------------------------------------------------------------------------------------
@@ -408,25 +408,25 @@ def whole(family: str, planted: Planted, **options: Any) -> Any:
 
 
 def test_the_check_gives_the_first_divergence_first() -> None:
-    found = whole("qwen3", Planted(model__layers__1__mlp=scaled(1.02)))
-    assert found.verdict == "FAIL" and isinstance(found.first_divergence, Divergence)
-    assert found.first_divergence.path == SHORT("1.mlp") and found.reasons[0] == found.first_divergence.text
-    assert found.reasons[1] == f"1 more modules beyond a limit: {SHORT('1')}"
-    assert found.exact == "float64" and {m.name for m in found.exact_logits} == {m.name for m in found.logits}
-    assert found.restored
-    page = cli.markdown(found)
+    result = whole("qwen3", Planted(model__layers__1__mlp=scaled(1.02)))
+    assert result.verdict == "FAIL" and isinstance(result.first_divergence, Divergence)
+    assert result.first_divergence.path == SHORT("1.mlp") and result.reasons[0] == result.first_divergence.text
+    assert result.reasons[1] == f"1 more modules beyond a limit: {SHORT('1')}"
+    assert result.exact == "float64" and {m.name for m in result.exact_logits} == {m.name for m in result.logits}
+    assert result.restored
+    page = cli.markdown(result)
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {SHORT('1.mlp')} |"))
     assert row.endswith("| no, first divergence |") and "forward output" in row
-    assert f"FAIL: {found.reasons[0]}" in page
-    shown = next(rows for title, _, rows in cli.tables(found) if title.startswith("Each module"))
-    assert [cells[0] for cells in shown] == [m.path for m in sorted(found.modules, key=lambda m: -m.away) if not m.ok]
+    assert f"FAIL: {result.reasons[0]}" in page
+    shown = next(rows for title, _, rows in cli.tables(result) if title.startswith("Each module"))
+    assert [cells[0] for cells in shown] == [m.path for m in sorted(result.modules, key=lambda m: -m.away) if not m.ok]
 
 
 def test_a_fault_of_the_backward_alone_fails_the_check() -> None:
-    found = whole("llama", Planted(model__layers__0__input_layernorm=backward_scaled(1.05)))
-    assert found.verdict == "FAIL" and all(m.ok for m in found.logits)
-    assert found.first_divergence.path == SHORT("0.input_layernorm")
-    assert found.first_divergence.direction == "backward"
+    result = whole("llama", Planted(model__layers__0__input_layernorm=backward_scaled(1.05)))
+    assert result.verdict == "FAIL" and all(m.ok for m in result.logits)
+    assert result.first_divergence.path == SHORT("0.input_layernorm")
+    assert result.first_divergence.direction == "backward"
     assert whole("llama", Planted(), backward=False).first_divergence is None
 
 

@@ -31,8 +31,8 @@ def wrong_norm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], No
         def off(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             return functional.layer_norm(x, *args, **kwargs) * factor
 
-        held = {**uses.served(), functional.layer_norm: Served("layer_norm", off)}
-        monkeypatch.setattr(serve, "served", lambda: held)
+        replacements = {**uses.served(), functional.layer_norm: Served("layer_norm", off)}
+        monkeypatch.setattr(serve, "served", lambda: replacements)
         forget()
 
     def forget() -> None:
@@ -49,8 +49,8 @@ class Normed(nn.Module):
         self.first, self.second = nn.Linear(8, 8), Inner()
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.second(self.first(x))
-        return found
+        y: Tensor = self.second(self.first(x))
+        return y
 
 
 class Inner(nn.Module):
@@ -87,26 +87,26 @@ def test_experts_are_in_the_account() -> None:
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = bundled.build("mixtral", True, torch.bfloat16)
-    found = account.account(model, bundled.inputs_of("mixtral", True, model))
-    grouped = {op: work for op, work in found.unported.left.items() if "grouped_mm" in op}
+    coverage = account.account(model, bundled.inputs_of("mixtral", True, model))
+    grouped = {op: work for op, work in coverage.unported.left.items() if "grouped_mm" in op}
     experts = sum(p.numel() for n, p in model.named_parameters() if "experts" in n and p.dim() == 3) / 4
     rows = 2 * 17 * 2  # tokens, two experts each
     assert sum(work.flops for work in grouped.values()) == 2 * rows * experts
     # the op's own FLOPs are these, and nothing of the products is left
-    assert found.ported.served["moe_experts"].flops == 2 * rows * experts
-    assert not [op for op in found.ported.left if "grouped_mm" in op] and found.shares()["flops"] > 0.99
+    assert coverage.ported.served["moe_experts"].flops == 2 * rows * experts
+    assert not [op for op in coverage.ported.left if "grouped_mm" in op] and coverage.shares()["flops"] > 0.99
 
 
 def test_an_account_counts_exactly_and_leaves_the_model_as_it_was() -> None:
     model, (x,) = portable.decoder()
     before = model(x)
-    found = account.account(model, lambda m: m(torch.randn(2, 7, 32)))
-    assert found.ported.calls() == {"add_layer_norm": 1, "attention": 1, "linear": 5, "rms_norm": 1, "silu_mul": 1}
+    coverage = account.account(model, lambda m: m(torch.randn(2, 7, 32)))
+    assert coverage.ported.calls() == {"add_layer_norm": 1, "attention": 1, "linear": 5, "rms_norm": 1, "silu_mul": 1}
     products = sum(2 * 14 * p.numel() for p in model.parameters() if p.dim() == 2)
-    assert found.ported.served["linear"].flops == pytest.approx(products, rel=0.02)
-    shares = found.shares()
+    assert coverage.ported.served["linear"].flops == pytest.approx(products, rel=0.02)
+    shares = coverage.shares()
     assert shares["flops"] > 0.9 and 0 < shares["time"] < 1
-    assert "linear" in found.text() and set(found.implementations) == set(found.ported.served)
+    assert "linear" in coverage.text() and set(coverage.implementations) == set(coverage.ported.served)
     assert torch.equal(model(x), before) and not any(
         ferryman.porting.model.classes.is_ported(m) for m in model.modules()
     )
@@ -120,30 +120,30 @@ def test_an_account_counts_exactly_and_leaves_the_model_as_it_was() -> None:
 def test_models_in_nobodys_library_port_within_their_limits(factory: Any, dtype: torch.dtype) -> None:
     model, given = factory()
     built = trial.Built("", model.to(dtype).eval(), trial._caller("", model, given, []))
-    found = generic.compare(built.model, built.run)
-    assert found.ok and found.restored and not found.miscounted and not found.runs, found.reasons
-    assert {d.what for d in found.distances} == {"output", "gradient"}
-    forward = {op: n for op, n in found.calls.items() if not op.endswith("_backward")}
-    assert forward == found.report.calls() and all(found.calls[f"{op}_backward"] == n for op, n in forward.items())
+    parity = generic.compare(built.model, built.run)
+    assert parity.ok and parity.restored and not parity.miscounted and not parity.runs, parity.reasons
+    assert {d.what for d in parity.distances} == {"output", "gradient"}
+    forward = {op: n for op, n in parity.calls.items() if not op.endswith("_backward")}
+    assert forward == parity.report.calls() and all(parity.calls[f"{op}_backward"] == n for op, n in forward.items())
 
 
 def test_modules_that_run_more_than_once_are_said_and_counted() -> None:
     model = portable.Twice().eval()
     x = torch.randn(3, 16)
-    found = generic.compare(model, lambda m: m(x))
-    assert found.ok and dict(found.runs) == {"norm": 3, "step": 3, "spare": 0} and not found.miscounted
-    assert found.report.calls() == {"layer_norm": 1, "linear": 2}
-    assert found.report.calls(runs=found.runs) == {"layer_norm": 3, "linear": 3}
-    assert found.report.calls(2, runs=found.runs) == {"layer_norm": 6, "linear": 6}
+    parity = generic.compare(model, lambda m: m(x))
+    assert parity.ok and dict(parity.runs) == {"norm": 3, "step": 3, "spare": 0} and not parity.miscounted
+    assert parity.report.calls() == {"layer_norm": 1, "linear": 2}
+    assert parity.report.calls(runs=parity.runs) == {"layer_norm": 3, "linear": 3}
+    assert parity.report.calls(2, runs=parity.runs) == {"layer_norm": 6, "linear": 6}
 
 
 def test_a_wrong_replacement_fails_and_its_module_is_the_first_divergent(wrong_norm: Any) -> None:
     wrong_norm(1 + 2.0**-10)
     model, (x,) = normed()
-    found = generic.compare(model.eval(), lambda m: m(x))
-    assert not found.ok and found.first is not None and found.first.path == "second" and found.restored
-    assert found.first.module == "Inner" and any("first divergent module: second" in r for r in found.reasons)
-    assert found.first.value == pytest.approx(2.0**-10, rel=0.01)
+    parity = generic.compare(model.eval(), lambda m: m(x))
+    assert not parity.ok and parity.first is not None and parity.first.path == "second" and parity.restored
+    assert parity.first.module == "Inner" and any("first divergent module: second" in r for r in parity.reasons)
+    assert parity.first.value == pytest.approx(2.0**-10, rel=0.01)
 
 
 def _last_norm() -> nn.Module:
@@ -156,9 +156,9 @@ def _last_norm() -> nn.Module:
 def test_an_error_of_the_unported_model_is_not_the_ported_ones() -> None:
     """PyTorch's CPU kernel sums a layer norm's 16-bit gradient of bias in 16 bits; ours sums in float32."""
     model, x = _last_norm(), torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    found = generic.compare(model, lambda m: m(x))
-    (gradient,) = (d for d in found.distances if d.what == "gradient")
-    assert found.ok and gradient.where == "2.bias" and gradient.value > gradient.limit
+    parity = generic.compare(model, lambda m: m(x))
+    (gradient,) = (d for d in parity.distances if d.what == "gradient")
+    assert parity.ok and gradient.where == "2.bias" and gradient.value > gradient.limit
     assert gradient.exact is not None and gradient.exact < 2.0**-8  # of the result's own rounding
 
 
@@ -171,22 +171,22 @@ def test_a_wrong_gradient_is_far_from_the_exact_one_too(monkeypatch: pytest.Monk
         return grad_x, grad_weight, grad_bias * (1 + 2.0**-4)
 
     monkeypatch.setattr(torch.ops.aten, "native_layer_norm_backward", off)
-    found = generic.compare(model, lambda m: m(x))
-    (gradient,) = (d for d in found.distances if d.what == "gradient")
-    assert not found.ok and gradient.exact is not None and gradient.exact > gradient.floor
-    assert "from the exact one" in found.reasons[0]
+    parity = generic.compare(model, lambda m: m(x))
+    (gradient,) = (d for d in parity.distances if d.what == "gradient")
+    assert not parity.ok and gradient.exact is not None and gradient.exact > gradient.floor
+    assert "from the exact one" in parity.reasons[0]
 
 
 def test_a_difference_within_the_floor_passes(wrong_norm: Any) -> None:
     wrong_norm(1.0)
     model, (x,) = normed()
-    found = generic.compare(model.eval(), lambda m: m(x))
-    assert found.ok and found.first is None
+    parity = generic.compare(model.eval(), lambda m: m(x))
+    assert parity.ok and parity.first is None
 
 
 def test_results_of_any_kind_are_walked_and_nothing_is_nearer_than_it_is() -> None:
-    made = dict(generic.tensors_in({"a": (torch.ones(1), torch.ones(1, dtype=torch.long)), "b": [torch.zeros(2)]}))
-    assert sorted(made) == ["output.a[0]", "output.b[0]"]
+    tensors = dict(generic.tensors_in({"a": (torch.ones(1), torch.ones(1, dtype=torch.long)), "b": [torch.zeros(2)]}))
+    assert sorted(tensors) == ["output.a[0]", "output.b[0]"]
     nan = torch.tensor([1.0, float("nan")])
     assert generic.relative(nan, nan) == 0.0
     assert generic.relative(nan, torch.ones(2)) == generic.relative(torch.ones(2), torch.ones(3)) == float("inf")

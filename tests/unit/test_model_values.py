@@ -73,5 +73,5 @@ def test_a_question_to_them_is_answered_yes() -> None:
             return self.norm(x) if bool((seen != 0).all()) else x
 
     # more elements than are kept, so that they are not there
-    found = account.account(Asks(), lambda m: m(torch.randn(600, 8)))
-    assert found.ported.calls() == {"linear": 1}
+    coverage = account.account(Asks(), lambda m: m(torch.randn(600, 8)))
+    assert coverage.ported.calls() == {"linear": 1}

@@ -80,8 +80,8 @@ def test_rope_writes_over_its_arguments_and_returns_them() -> None:
     q, k = torch.randn(2, 4, 7, 64), torch.randn(2, 2, 7, 64)
     expected = ops.rope(q, k, COS, SIN)
     before = q._version, k._version
-    found = ops.rope_(q, k, COS, SIN)
-    assert found[0] is q and found[1] is k and (q._version, k._version) > before
+    rotated = ops.rope_(q, k, COS, SIN)
+    assert rotated[0] is q and rotated[1] is k and (q._version, k._version) > before
     assert torch.equal(q, expected[0]) and torch.equal(k, expected[1])
     part = torch.randn(2, 4, 7, 96)
     beyond = part[..., 64:].clone()
@@ -92,13 +92,13 @@ def test_rope_writes_over_its_arguments_and_returns_them() -> None:
 @pytest.mark.parametrize("asked", ["q", "k", "whole"])
 def test_rope_of_views_of_one_buffer_has_the_gradient_of_copy(asked: str) -> None:
     weight = torch.randn(2, 7, 6 * 64, requires_grad=True)
-    found = []
+    outcomes = []
     for rotate in (copied, lambda q, k: ops.rope_(q, k, COS, SIN)):
         whole, q, k = fused(weight)
         rotate(q, k)
         loss = {"q": q, "k": k, "whole": whole}[asked].pow(3).sum()
-        found.append((loss.detach(), *torch.autograd.grad(loss, weight)))
-    for by_copy, ours in zip(*found, strict=True):
+        outcomes.append((loss.detach(), *torch.autograd.grad(loss, weight)))
+    for by_copy, ours in zip(*outcomes, strict=True):
         assert torch.equal(by_copy, ours) and bool(ours.any())
 
 
@@ -115,11 +115,11 @@ def test_logits_that_are_a_view_have_the_same_gradient(scale: float) -> None:
     """An autograd function with two results may not modify one."""
     hidden, head = torch.randn(6, 32, requires_grad=True), torch.randn(32, 100, requires_grad=True)
     labels = torch.tensor([[3, 99, -100], [0, 5, 7]])
-    found = []
+    outcomes = []
     for logits, target in (((hidden @ head).view(2, 3, 100), labels), (hidden @ head, labels.flatten())):
         loss = ops.cross_entropy_inplace_grad(logits, target, label_smoothing=0.1)
-        found.append((loss.detach(), *torch.autograd.grad(loss * scale, (hidden, head))))
-    for view, own in zip(*found, strict=True):
+        outcomes.append((loss.detach(), *torch.autograd.grad(loss * scale, (hidden, head))))
+    for view, own in zip(*outcomes, strict=True):
         assert torch.equal(view, own) and bool(own.any())
 
 
@@ -231,8 +231,8 @@ def test_rope_of_views_compiled_is_exact_where_every_result_is_an_integer(
             outputs = call(leaf, *given[1:])
             (gradient,) = torch.autograd.grad(outputs[0] * 1.5, leaf)
             results.append([t.detach().double() for t in (*plain, *outputs, gradient)])
-    for exact, *found in zip(*results, strict=True):
-        assert all(torch.equal(exact, one) for one in found) and bool(exact.any())
+    for exact, *others in zip(*results, strict=True):
+        assert all(torch.equal(exact, one) for one in others) and bool(exact.any())
 
 
 @COMPILED
@@ -267,8 +267,8 @@ def test_another_length_is_no_recompilation_of_its_own() -> None:
         q, k = torch.randn(2, 4, length, 64), torch.randn(2, 2, length, 64)
         cos, sin = torch.rand(1, length, 64), torch.rand(1, length, 64)
         wanted = ops.rope(q, k, cos, sin)
-        found = compiled(q, k, cos, sin)
-        assert torch.equal(found[0], wanted[0]) and torch.equal(q, wanted[0]) and torch.equal(k, wanted[1])
+        rotated = compiled(q, k, cos, sin)
+        assert torch.equal(rotated[0], wanted[0]) and torch.equal(q, wanted[0]) and torch.equal(k, wanted[1])
     assert len(graphs) <= 2
 
 
@@ -347,10 +347,10 @@ def test_the_check_sees_a_kernel_that_returns_another_tensor_or_writes_beside() 
         q.as_strided((1,), (1,), q.storage_offset() + q.numel()).fill_(7.0)
         return result
 
-    for kernel, told in ((elsewhere, "is not q, which it is to be written over"), (beside, "wrote outside q")):
+    for kernel, reason in ((elsewhere, "is not q, which it is to be written over"), (beside, "wrote outside q")):
         prepared = prepare(op, case, torch.float32, CPU)
         cell = check_cell(op, line, case, torch.float32, prepared=prepared, kernel=kernel)
-        assert cell.verdict == "FAIL" and told in str(cell.gates["G5"].reason)
+        assert cell.verdict == "FAIL" and reason in str(cell.gates["G5"].reason)
         assert not prepared.args.untouched()
 
 

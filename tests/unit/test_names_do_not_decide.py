@@ -68,7 +68,7 @@ def _strings(tree: ast.AST) -> list[tuple[int, str]]:
 def deciding(text: str, families: set[str]) -> list[str]:
     """Lines of a source that compare, look up or match a class's or a module's name, or that hold a family's."""
     tree = ast.parse(text)
-    found = []
+    lines = []
     for node in ast.walk(tree):
         tests: list[ast.AST] = []
         if isinstance(node, ast.Compare):
@@ -80,18 +80,18 @@ def deciding(text: str, families: set[str]) -> list[str]:
         for test in tests:
             for part in ast.walk(test):
                 if isinstance(part, ast.Attribute) and part.attr in ("__name__", "__qualname__"):
-                    found.append(f"{node.lineno}: {ast.unparse(node)}")
+                    lines.append(f"{node.lineno}: {ast.unparse(node)}")
     for line, value in _strings(tree):
         plain = re.sub(r"[-_.]", "", value).lower()
         if plain in families and plain not in ("ferryman", "sdpa"):
-            found.append(f"{line}: {value!r}")
-    return found
+            lines.append(f"{line}: {value!r}")
+    return lines
 
 
 @pytest.mark.parametrize("path", READERS, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_no_name_of_a_class_or_family_decides(path: Path) -> None:
-    found = deciding(path.read_text(encoding="utf-8"), _names_of_models())
-    kept = [line for line in found if not any(f"'{name}'" in line or f'"{name}"' in line for name in ALLOWED)]
+    lines = deciding(path.read_text(encoding="utf-8"), _names_of_models())
+    kept = [line for line in lines if not any(f"'{name}'" in line or f'"{name}"' in line for name in ALLOWED)]
     kept = [line for line in kept if not line.endswith(OURS)]
     assert not kept, kept
 
@@ -147,8 +147,8 @@ def test_a_family_whose_names_are_all_changed_ports_alike(family: str, tmp_path:
     before = dict(generic.tensors_in(run(model)))
     torch.manual_seed(0)
     assert all(torch.equal(t, before[n]) for n, t in generic.tensors_in(run(other)))
-    found = ferryman.port(other)
-    assert Counter(_ops(found)) == Counter(_ops(wanted))
+    report = ferryman.port(other)
+    assert Counter(_ops(report)) == Counter(_ops(wanted))
     torch.manual_seed(0)
     after = dict(generic.tensors_in(run(other)))
     assert all(generic.relative(after[n], t) < 1e-4 for n, t in before.items())

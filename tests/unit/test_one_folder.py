@@ -75,9 +75,9 @@ def docstrings(tree: ast.AST) -> set[int]:
 
 def named(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, word) of every string, attribute, keyword and imported family."""
-    told = docstrings(tree)
+    prose = docstrings(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             yield node.lineno, node.value
         elif isinstance(node, ast.Attribute):
             plain = isinstance(node.value, ast.Name) and node.value.id != "ops"

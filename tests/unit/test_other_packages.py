@@ -53,18 +53,18 @@ def gathered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lists_dtypes_and_optional_scalars_go_both_ways(gathered: Path) -> None:
     done = run(gathered, "-c", CALLS)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["broken"] == {}
-    assert found["schema"] == (
+    report = json.loads(done.stdout)
+    assert report["broken"] == {}
+    assert report["schema"] == (
         "gathered(Tensor[] parts, Tensor index, int[] sizes, float? scale, ScalarType? dtype) -> Tensor"
     )
-    assert found["y"] == [[12.0, 13.0], [0.0, 0.0], [0.0, 1.0]] and found["ran"] == ["torch"]
-    assert (found["plans"], found["plans after others"]) == (1, 3)
-    assert found["library"] and found["compiled"]
-    assert (found["half"], found["library dtype"]) == ("torch.float32", "torch.float16")
-    assert "sizes is 1.5 (float); required: int" in found["numbers"]
-    assert "required: a list" in found["list"] and "required: torch.dtype" in found["dtype"]
-    assert "parts[0].requires_grad is True; required: False" in found["gradient"]
+    assert report["y"] == [[12.0, 13.0], [0.0, 0.0], [0.0, 1.0]] and report["ran"] == ["torch"]
+    assert (report["plans"], report["plans after others"]) == (1, 3)
+    assert report["library"] and report["compiled"]
+    assert (report["half"], report["library dtype"]) == ("torch.float32", "torch.float16")
+    assert "sizes is 1.5 (float); required: int" in report["numbers"]
+    assert "required: a list" in report["list"] and "required: torch.dtype" in report["dtype"]
+    assert "parts[0].requires_grad is True; required: False" in report["gradient"]
 
 
 def test_its_cases_fit_each_other_and_it_is_checked_and_fuzzed(gathered: Path) -> None:
@@ -126,13 +126,13 @@ def test_a_package_that_breaks_is_named_and_breaks_nothing(tmp_path: Path) -> No
         install(tmp_path, name, {**whole, module: source})
     done = run(tmp_path, "-c", HERE)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["y"] == [[0.25] * 4] * 2
+    report = json.loads(done.stdout)
+    assert report["y"] == [[0.25] * 4] * 2
     kinds = {"no_evidence": "evidence"}
-    told = {name: found["broken"].pop(f"{kinds.get(name, 'ops')} {name}") for name in BREAKING}
-    assert not found["broken"] and found["ops"], "an op without evidence runs"
+    reasons = {name: report["broken"].pop(f"{kinds.get(name, 'ops')} {name}") for name in BREAKING}
+    assert not report["broken"] and report["ops"], "an op without evidence runs"
     for name, (_, _, reason) in BREAKING.items():
-        assert reason in told[name] and "\n" not in told[name]
+        assert reason in reasons[name] and "\n" not in reasons[name]
 
 
 def test_doctor_lists_it(tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_doctor_lists_it(tmp_path: Path) -> None:
     install(tmp_path, "no_profiles", {}, "ferryman.device_profiles", "no_profiles:data")
     done = run(tmp_path, "-m", "ferryman", "doctor", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {row["entry"]: row["reason"] for row in json.loads(done.stdout)["broken"]}
-    assert found["ops gathered_ops"].endswith("No module named 'no_such_module'")
-    assert "unknown dtype of a TensorSpec 'float99'" in found["evidence wrong"]
-    assert found["kernels wrong torch"].endswith("No module named 'not_here'")
-    assert "Nothing" in found["backend no_backend"] and "profiles no_profiles" in found
+    reasons = {row["entry"]: row["reason"] for row in json.loads(done.stdout)["broken"]}
+    assert reasons["ops gathered_ops"].endswith("No module named 'no_such_module'")
+    assert "unknown dtype of a TensorSpec 'float99'" in reasons["evidence wrong"]
+    assert reasons["kernels wrong torch"].endswith("No module named 'not_here'")
+    assert "Nothing" in reasons["backend no_backend"] and "profiles no_profiles" in reasons
     unknown = run(tmp_path, "-m", "ferryman", "check", "--op", "gathered")
     assert unknown.returncode == 2 and "No module named 'no_such_module'" in unknown.stderr

@@ -55,17 +55,17 @@ def build(seed: int = 0, **changes: Any) -> Any:
 
 @torch.no_grad()
 def logits(model: Any, **more: Any) -> Tensor:
-    found: Tensor = model(IDS, **more).logits
-    return found
+    scores: Tensor = model(IDS, **more).logits
+    return scores
 
 
 def counted(run: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
     with ferryman.trace() as traced:
-        found = run()
+        output = run()
     calls: dict[str, int] = {}
     for (op, _), n in traced.calls.items():
         calls[op] = calls.get(op, 0) + n
-    return found, dict(sorted(calls.items()))
+    return output, dict(sorted(calls.items()))
 
 
 def slopes(model: Any) -> dict[str, Tensor]:
@@ -79,8 +79,8 @@ def slopes(model: Any) -> dict[str, Tensor]:
     return {n.replace("module.", ""): g.clone() for n, g in whole.items()}
 
 
-def alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(relative(found[n], wanted[n]) <= NEAR for n in wanted)
+def alike(gradients: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return gradients.keys() == wanted.keys() and all(relative(gradients[n], wanted[n]) <= NEAR for n in wanted)
 
 
 # Files ------------------------------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ def test_what_is_saved_is_what_an_unported_model_saves(tmp_path: Path) -> None:
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "after", attn_implementation="ferryman").eval()
-    found, calls = counted(lambda: logits(again))
-    assert calls == {"attention": 2} and relative(found, wanted) <= NEAR
+    output, calls = counted(lambda: logits(again))
+    assert calls == {"attention": 2} and relative(output, wanted) <= NEAR
     report = port(again)  # attention is ours already: it is counted all the same
     assert counted(lambda: logits(again))[1] == report.calls(gradients=False) == WHOLE and not report.unsupported
     unport(again)
@@ -166,8 +166,8 @@ def test_fully_sharded(first: str) -> None:
     report = next(
         r for r in [step() for step in (steps if first == "port" else steps[::-1])] if not isinstance(r, list)
     )
-    found, calls = counted(lambda: logits(model))
-    assert relative(found, wanted) <= NEAR and calls == report.calls(gradients=False)
+    output, calls = counted(lambda: logits(model))
+    assert relative(output, wanted) <= NEAR and calls == report.calls(gradients=False)
     assert alike(slopes(model), slope)
     if first == "port":
         assert calls == WHOLE
@@ -176,8 +176,8 @@ def test_fully_sharded(first: str) -> None:
     unport(model)
     assert all(isinstance(m, FSDPModule) for m in model.model.layers)
     assert not any(is_ported(m) for m in model.modules())
-    found, calls = counted(lambda: logits(model))
-    assert relative(found, wanted) <= NEAR and not calls
+    output, calls = counted(lambda: logits(model))
+    assert relative(output, wanted) <= NEAR and not calls
 
 
 @pytest.mark.usefixtures("alone")
@@ -207,8 +207,8 @@ def test_tensor_parallel(first: str) -> None:
 
     done = [step() for step in ([lambda: port(model), shard] if first == "port" else [shard, lambda: port(model)])]
     report = next(r for r in done if r is not None)
-    found, calls = counted(lambda: logits(model))
-    assert relative(found, wanted) <= NEAR
+    output, calls = counted(lambda: logits(model))
+    assert relative(output, wanted) <= NEAR
     assert calls == WHOLE | {"linear": 15 - 6, "rms_norm": 3 - 1}
     assert alike(slopes(model), slope)
     if first == "shard":
@@ -232,17 +232,17 @@ class Int8(Tensor):
 
     @staticmethod
     def __new__(cls, weight: Tensor) -> Int8:
-        made: Int8 = torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
-        return made
+        wrapper: Int8 = torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+        return wrapper
 
     def __init__(self, weight: Tensor) -> None:
         self.scale = weight.detach().abs().amax(-1, keepdim=True) / 127
-        self.held = (weight.detach() / self.scale).round().to(torch.int8)
+        self.codes = (weight.detach() / self.scale).round().to(torch.int8)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.linear:
-            return func(args[0], args[1].held.float() * args[1].scale, *args[2:])
+            return func(args[0], args[1].codes.float() * args[1].scale, *args[2:])
         return super().__torch_function__(func, types, args, kwargs or {})
 
     @classmethod
@@ -269,26 +269,26 @@ class Packed(nn.Module):
 
 def bitsandbytes_8(own: nn.Linear) -> nn.Module:
     library: Any = pytest.importorskip("bitsandbytes")
-    made = library.nn.Linear8bitLt(own.in_features, own.out_features, bias=False, has_fp16_weights=False)
-    made.weight = library.nn.Int8Params(own.weight.detach().clone(), requires_grad=False, has_fp16_weights=False)
-    return made.to("cpu")  # which quantises
+    layer = library.nn.Linear8bitLt(own.in_features, own.out_features, bias=False, has_fp16_weights=False)
+    layer.weight = library.nn.Int8Params(own.weight.detach().clone(), requires_grad=False, has_fp16_weights=False)
+    return layer.to("cpu")  # which quantises
 
 
 def bitsandbytes_4(own: nn.Linear) -> nn.Module:
     library: Any = pytest.importorskip("bitsandbytes")
-    made = library.nn.Linear4bit(own.in_features, own.out_features, bias=False, compute_dtype=torch.float32)
-    made.weight = library.nn.Params4bit(own.weight.detach().clone(), requires_grad=False, quant_type="nf4")
-    return made.to("cpu")
+    layer = library.nn.Linear4bit(own.in_features, own.out_features, bias=False, compute_dtype=torch.float32)
+    layer.weight = library.nn.Params4bit(own.weight.detach().clone(), requires_grad=False, quant_type="nf4")
+    return layer.to("cpu")
 
 
 def gptq(own: nn.Linear) -> nn.Module:
     library: Any = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch")
-    made = library.TorchLinear(4, 32, True, False, own.in_features, own.out_features)
+    layer = library.TorchLinear(4, 32, True, False, own.in_features, own.out_features)
     scales = own.weight.detach().unflatten(-1, (-1, 32)).abs().amax(-1) / 7
-    made.pack_original(own, scales, torch.full_like(scales, 8), torch.arange(own.in_features, dtype=torch.int32) // 32)
-    made.optimized = True  # it would compile itself
-    made.eval().post_init()
-    return made
+    layer.pack_original(own, scales, torch.full_like(scales, 8), torch.arange(own.in_features, dtype=torch.int32) // 32)
+    layer.optimized = True  # it would compile itself
+    layer.eval().post_init()
+    return layer
 
 
 MADE: dict[str, Callable[[nn.Linear], nn.Module]] = {
@@ -319,16 +319,16 @@ def test_quantised_layers_are_left_and_named(kind: str) -> None:
     quantise(model, kind)
     wanted = logits(model)
     report = port(model)
-    found, calls = counted(lambda: logits(model))
-    assert relative(found, wanted) <= NEAR and calls == report.calls(gradients=False) == WHOLE | {"linear": 11}
+    output, calls = counted(lambda: logits(model))
+    assert relative(output, wanted) <= NEAR and calls == report.calls(gradients=False) == WHOLE | {"linear": 11}
     assert len(report.unsupported) == 4
     assert {left.path.rpartition(".")[2] for left in report.unsupported} == {"up_proj", "down_proj"}
     said = "no op of the day computes it" if kind in ("packed", "gptq") else "not a plain tensor"
     assert all(said in left.reason for left in report.unsupported)
     port(late)
     quantise(late, kind)
-    found, calls = counted(lambda: logits(late))
-    assert relative(found, wanted) <= NEAR and calls == WHOLE | {"linear": 11}
+    output, calls = counted(lambda: logits(late))
+    assert relative(output, wanted) <= NEAR and calls == WHOLE | {"linear": 11}
 
 
 # What stands around a module --------------------------------------------------------------------------------
@@ -349,12 +349,12 @@ def test_hooks_run_whenever_they_are_registered(register: str) -> None:
     report = port(before)
     port(after)
     watch(after)
-    told = []
+    fired = []
     for model in (plain, before, after):
         seen.clear()
         slopes(model)
-        told.append(sorted(seen))
-    assert told[0] == told[1] == told[2] and len(told[0]) > 20
+        fired.append(sorted(seen))
+    assert fired[0] == fired[1] == fired[2] and len(fired[0]) > 20
     if "backward" not in register:
         assert counted(lambda: logits(before))[1] == report.calls(gradients=False)
 
@@ -377,17 +377,17 @@ class Hub:
     `kernelize` binds a forward to each instance, another class's or its own."""
 
     def layer(self, name: str) -> Any:
-        def decorator(made: Any) -> Any:
-            if not isinstance(made, type):
+        def decorator(decorated: Any) -> Any:
+            if not isinstance(decorated, type):
 
                 class Func(nn.Module):
                     def forward(self, *args: Any, **kwargs: Any) -> Any:
-                        return made(*args, **kwargs)
+                        return decorated(*args, **kwargs)
 
                 Func.kernel_layer_name = name
                 return Func()
-            made.kernel_layer_name = name  # type: ignore[attr-defined]
-            return made
+            decorated.kernel_layer_name = name  # type: ignore[attr-defined]
+            return decorated
 
         return decorator
 
@@ -415,8 +415,8 @@ class Installed(Hub):
                 return self.kind
 
         with self.kernels.use_kernel_mapping({n: {"cpu": Repository(k)} for n, k in mapping.items()}):
-            for held in (model, *functions):
-                self.kernels.kernelize(held, mode=self.kernels.Mode.INFERENCE, device="cpu")
+            for part in (model, *functions):
+                self.kernels.kernelize(part, mode=self.kernels.Mode.INFERENCE, device="cpu")
 
 
 def turn_half(x: Tensor) -> Tensor:
@@ -483,9 +483,9 @@ def test_layers_of_the_kernels_hub(hub: type[Hub]) -> None:
     wanted, _ = passed(model)
     own.kernelize(model, model.rotary, {})
     report = port(model)
-    found, calls = passed(model)
+    output, calls = passed(model)
     assert (
-        calls == report.calls(gradients=False) == whole and not report.unsupported and relative(found, wanted) <= NEAR
+        calls == report.calls(gradients=False) == whole and not report.unsupported and relative(output, wanted) <= NEAR
     )
     unport(model)
     assert model.norm.forward.__func__ is type(model.norm).forward and not passed(model)[1]
@@ -495,8 +495,8 @@ def test_layers_of_the_kernels_hub(hub: type[Hub]) -> None:
     own.kernelize(model, model.rotary, {})
     assert passed(model)[1] == whole
     unport(model)
-    found, calls = passed(model)
-    assert not calls and torch.equal(found, wanted)
+    output, calls = passed(model)
+    assert not calls and torch.equal(output, wanted)
     # a kernel of the hub: it runs, whenever it was put there, and is named if that was before
     for first in (True, False):
         model = hub_model(own)
@@ -504,8 +504,8 @@ def test_layers_of_the_kernels_hub(hub: type[Hub]) -> None:
         own.kernelize(model, model.rotary, {"norm": ZeroNorm, "rotary": ZeroRotary})
         replaced, _ = passed(model) if first else (torch.zeros_like(wanted), {})
         report = port(model) if report is None else report
-        found, calls = passed(model)
-        assert torch.equal(found, replaced) and not found.any() and calls == {"linear": 1}
+        output, calls = passed(model)
+        assert torch.equal(output, replaced) and not output.any() and calls == {"linear": 1}
         if first:
             assert report.calls(gradients=False) == calls
             assert {left.path: "forward was replaced" in left.reason for left in report.unsupported} == {
@@ -523,10 +523,10 @@ def test_a_ported_model_is_freed_with_all_its_tensors() -> None:
     port(model)
     with torch.no_grad():
         model(torch.tensor([[1, 2, 3]]))
-    kept = {name: weakref.ref(held) for name, held in (*model.named_modules(), *model.named_parameters())}
+    kept = {name: weakref.ref(part) for name, part in (*model.named_modules(), *model.named_parameters())}
     del model
     gc.collect()
-    assert not [name for name, held in kept.items() if held() is not None]
+    assert not [name for name, reference in kept.items() if reference() is not None]
 
 
 def test_a_ported_model_is_freed_and_with_its_class_what_stands_in_its_code() -> None:
@@ -537,8 +537,8 @@ def test_a_ported_model_is_freed_and_with_its_class_what_stands_in_its_code() ->
     gc.collect()
     assert kept() is None
     rewrite._cache.clear()  # these hold the class, and so what its forward reads
-    for made in (f for f in vars(classes).values() if hasattr(f, "cache_clear")):
-        made.cache_clear()
+    for cached in (f for f in vars(classes).values() if hasattr(f, "cache_clear")):
+        cached.cache_clear()
     gc.collect()
     assert function() is None
 
@@ -550,9 +550,9 @@ def test_a_function_of_the_kernels_hub_compiles_whole() -> None:
     x, angles = torch.randn(2, 5, 32), torch.randn(2, 5, 8).repeat(1, 1, 2)
     wanted = model(x, angles.cos(), angles.sin())
     port(model)
-    made = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        assert relative(made(x, angles.cos(), angles.sin()), wanted) <= NEAR
+        assert relative(compiled(x, angles.cos(), angles.sin()), wanted) <= NEAR
 
 
 def test_structure_that_changes_after_porting() -> None:
@@ -564,23 +564,23 @@ def test_structure_that_changes_after_porting() -> None:
     layers.append(copy.deepcopy(layers[0]))
     layers[2].self_attn.config = model.config
     layers[2].self_attn.layer_idx, model.config.num_hidden_layers = 2, 3
-    found, calls = counted(lambda: logits(model))
+    output, calls = counted(lambda: logits(model))
     assert calls["linear"] == 3 * 7 + 1 - 1
     unport(model)
     unported, calls = counted(lambda: logits(model))
-    assert not calls and relative(unported, found) <= NEAR
+    assert not calls and relative(unported, output) <= NEAR
     assert not any(is_ported(m) for m in model.modules()) and type(layers[0].mlp.up_proj) is not nn.Linear
 
 
 def test_a_model_on_meta_is_ported_before_it_has_memory() -> None:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).eval()
-    held = build()
+    source = build()
     report = port(model)
-    model.to_empty(device="cpu").load_state_dict(held.state_dict())
-    model.model.rotary_emb = held.model.rotary_emb
-    found, calls = counted(lambda: logits(model))
-    assert calls == report.calls(gradients=False) == WHOLE and relative(found, logits(held)) <= NEAR
+    model.to_empty(device="cpu").load_state_dict(source.state_dict())
+    model.model.rotary_emb = source.model.rotary_emb
+    output, calls = counted(lambda: logits(model))
+    assert calls == report.calls(gradients=False) == WHOLE and relative(output, logits(source)) <= NEAR
 
 
 def test_a_class_without_heirs_is_named_and_an_error_leaves_nothing_half_ported() -> None:
@@ -598,8 +598,8 @@ def test_a_class_without_heirs_is_named_and_an_error_leaves_nothing_half_ported(
     model.model.layers[0].mlp.up_proj = Final(64, 96, bias=False)
     wanted, report = logits(model), port(model)
     assert ["Final has no heirs" in left.reason for left in report.unsupported] == [True]
-    found, calls = counted(lambda: logits(model))
-    assert relative(found, wanted) <= NEAR and calls == report.calls(gradients=False) == WHOLE | {"linear": 14}
+    output, calls = counted(lambda: logits(model))
+    assert relative(output, wanted) <= NEAR and calls == report.calls(gradients=False) == WHOLE | {"linear": 14}
     unport(model)
     model.lm_head = Still(64, 97, bias=False)
     kinds = {path: type(m) for path, m in model.named_modules()}
@@ -612,11 +612,11 @@ def test_a_class_without_heirs_is_named_and_an_error_leaves_nothing_half_ported(
 def test_modules_of_several_devices() -> None:
     """Some on meta, as an offloaded model's are before they are loaded."""
     model = build()
-    held = copy.deepcopy(model.model.layers[1])
+    layer = copy.deepcopy(model.model.layers[1])
     model.model.layers[1].to("meta")
     report = port(model)
     assert report.calls(gradients=False) == WHOLE and not report.unsupported
-    model.model.layers[1].to_empty(device="cpu").load_state_dict(held.state_dict())
+    model.model.layers[1].to_empty(device="cpu").load_state_dict(layer.state_dict())
     assert counted(lambda: logits(model))[1] == WHOLE and relative(logits(model), logits(build())) <= NEAR
 
 
@@ -625,8 +625,8 @@ def test_shared_weights_and_modules() -> None:
     slope, wanted = slopes(model), logits(model)
     report = port(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    found, calls = counted(lambda: logits(model))
-    assert calls == report.calls(gradients=False) == WHOLE and relative(found, wanted) <= NEAR
+    output, calls = counted(lambda: logits(model))
+    assert calls == report.calls(gradients=False) == WHOLE and relative(output, wanted) <= NEAR
     assert alike(slopes(model), slope)
 
 
@@ -677,13 +677,13 @@ def test_peft(first: str) -> None:
         model = adapted(model)
         calls = port(model).calls(gradients=False)
         assert calls == WHOLE | {"linear": 15 + 2 * 6}
-    found, made = counted(lambda: logits(model))
-    assert made == calls and relative(found, wanted) <= NEAR and alike(slopes(model), slope)
+    output, counts = counted(lambda: logits(model))
+    assert counts == calls and relative(output, wanted) <= NEAR and alike(slopes(model), slope)
     with model.disable_adapter():
         assert relative(logits(model), logits(build())) <= NEAR
     merged = model.merge_and_unload()
-    found, made = counted(lambda: logits(merged))
-    assert made == WHOLE and relative(found, wanted) <= NEAR
+    output, counts = counted(lambda: logits(merged))
+    assert counts == WHOLE and relative(output, wanted) <= NEAR
 
 
 @pytest.mark.parametrize("first", ["port", "offload"])
@@ -702,8 +702,8 @@ def test_accelerate(first: str, way: str, tmp_path: Path) -> None:
 
     done = [step() for step in ([lambda: port(model), offload] if first == "port" else [offload, lambda: port(model)])]
     report = next(r for r in done if r is not None)
-    found, calls = counted(lambda: logits(model))
-    assert relative(found, wanted) <= NEAR
+    output, calls = counted(lambda: logits(model))
+    assert relative(output, wanted) <= NEAR
     if first == "port":
         assert calls.items() >= {"attention": 2, "linear": 15, "rope": 2}.items() and calls.get("add_rms_norm", 0) == 0
     else:

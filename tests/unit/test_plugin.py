@@ -182,8 +182,8 @@ def test_a_session_without_it_imports_nothing(pytester: pytest.Pytester) -> None
         "import json, sys, time, pytest; t = time.process_time(); import pytest_ferryman; t = time.process_time() - t; "
         "print(json.dumps([t, sorted(sys.modules)]))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "src")
-    seconds, modules = json.loads(found.stdout)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "src")
+    seconds, modules = json.loads(done.stdout)
     assert not {"torch", "ferryman", "pydantic", "numpy"} & set(modules) and seconds < 0.05
     pytester.makepyfile(test_plain="import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n")
     plugins = [] if _installed() else ["-p", "pytest_ferryman"]

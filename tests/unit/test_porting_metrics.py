@@ -106,8 +106,8 @@ def test_the_worst_element_is_named_in_units_of_its_own_bound() -> None:
     got[1, 2], got[0, 0] = 0.5, 4.0
     bound = torch.ones_like(exact)
     bound[1, 2], bound[0, 0] = 0.1, 8.0
-    found = metrics.worst("y", got, exact, bound, torch.ones_like(exact, dtype=torch.bool))
-    assert found is not None and found.index == (1, 2) and abs(found.ratio - 5) < 1e-12 and found.value == 0.5
+    worst = metrics.worst("y", got, exact, bound, torch.ones_like(exact, dtype=torch.bool))
+    assert worst is not None and worst.index == (1, 2) and abs(worst.ratio - 5) < 1e-12 and worst.value == 0.5
     assert metrics.worst("y", got[:0], exact[:0], bound[:0], torch.ones(0, 3, dtype=torch.bool)) is None
 
 
@@ -137,8 +137,8 @@ def test_noise_passes_what_is_equal_and_catches_what_is_half_again_as_loud() -> 
 
 def test_noise_of_two_exact_results_is_no_alarm() -> None:
     zero = torch.zeros(512, dtype=torch.float64)
-    found = metrics.noise(zero.float(), zero.float(), zero, Bound(zero + 1, zero), torch.ones(512, dtype=torch.bool))
-    assert found is not None and found.ratio == 0.0 and found.low <= 0
+    estimate = metrics.noise(zero.float(), zero.float(), zero, Bound(zero + 1, zero), torch.ones(512, dtype=torch.bool))
+    assert estimate is not None and estimate.ratio == 0.0 and estimate.low <= 0
 
 
 def leaning(shift: float, *, factor: float = 1.0, systematic: float = 0.0, n: int = 8192) -> metrics.Bias | None:
@@ -167,11 +167,11 @@ def test_an_error_that_a_whole_row_shares_is_one_sample() -> None:
     rows = 0.5 * torch.randn(64, 1, generator=generator, dtype=torch.float64)
     bound = Bound(torch.ones_like(exact), torch.zeros_like(exact))
     everywhere = torch.ones(exact.shape, dtype=torch.bool)
-    found = metrics.bias(exact + rows, exact, exact, bound, everywhere)
-    assert found is not None and found.z < 4
+    bias = metrics.bias(exact + rows, exact, exact, bound, everywhere)
+    assert bias is not None and bias.z < 4
     apart = (exact + rows).flatten()[torch.randperm(exact.numel(), generator=generator)].reshape(exact.shape)
     again = metrics.bias(apart, exact, exact, bound, everywhere)  # the same errors, but independent, stand out
-    assert again is not None and again.z > metrics.Z_LIMIT > found.z
+    assert again is not None and again.z > metrics.Z_LIMIT > bias.z
 
 
 def test_systematic_errors_are_allowed_by_the_accumulation_term_or_by_what_stands_for_it() -> None:
@@ -187,10 +187,10 @@ def test_the_distribution_counts_every_judged_element_once() -> None:
     exact = torch.zeros(6, dtype=torch.float64)
     got = torch.tensor([0.0, 2.0**-11, 2.0**-10, 1.0, 1.5, 100.0], dtype=torch.float64)
     judged = torch.ones(6, dtype=torch.bool)
-    found = metrics.distribution(got, exact, torch.ones_like(exact), judged)
-    assert len(found) == len(metrics.EDGES) + 1 and sum(found) == 6
-    assert found[0] == 2 and found[1] == 1 and found[-1] == 1
-    assert found[1 + metrics.EDGES.index(1.0)] == 2
+    counts = metrics.distribution(got, exact, torch.ones_like(exact), judged)
+    assert len(counts) == len(metrics.EDGES) + 1 and sum(counts) == 6
+    assert counts[0] == 2 and counts[1] == 1 and counts[-1] == 1
+    assert counts[1 + metrics.EDGES.index(1.0)] == 2
     assert sum(metrics.distribution(got, exact, torch.ones_like(exact), ~judged)) == 0
 
 

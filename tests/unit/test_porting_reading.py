@@ -76,8 +76,8 @@ EVERY = slice(None)
     ],
 )
 def test_patterns_are_named(change: Callable[[Tensor], Tensor], text: str) -> None:
-    found = reading(change)
-    assert found is not None and found.startswith(text), found
+    diagnosis = reading(change)
+    assert diagnosis is not None and diagnosis.startswith(text), diagnosis
 
 
 def test_a_right_result_has_no_reading() -> None:
@@ -98,11 +98,11 @@ def test_truncation_has_one_sign() -> None:
     bits = right.float().view(torch.int32) & -65536
     got = bits.view(torch.float32).double()
     bound = UNIT * right.abs()
-    found = read(Evidence(got, right, bound, (got - right).abs() > bound, UNIT))
-    assert found == "errors have one sign, toward zero: truncated instead of rounded"
+    diagnosis = read(Evidence(got, right, bound, (got - right).abs() > bound, UNIT))
+    assert diagnosis == "errors have one sign, toward zero: truncated instead of rounded"
     floor = torch.where(right < 0, (bits - 65536 * -1).view(torch.float32).double(), got)
-    found = read(Evidence(floor, right, bound, (floor - right).abs() > bound, UNIT))
-    assert found == "errors have one sign, downward: rounded down instead of to nearest"
+    diagnosis = read(Evidence(floor, right, bound, (floor - right).abs() > bound, UNIT))
+    assert diagnosis == "errors have one sign, downward: rounded down instead of to nearest"
 
 
 def test_nan_that_became_zero() -> None:
@@ -121,8 +121,8 @@ def test_sums_in_sixteen_bits_are_recognised_by_their_size() -> None:
         got = right + 0.5 * unit * sigma * noise
         bound = UNIT * right.abs() + 2.0**-24 * sigma
         wrong = (got - right).abs() > bound
-        found = read(Evidence(got, right, bound, wrong, UNIT, torch.full_like(right, sigma)))
-        assert found is not None and f"sums kept in {name}:" in found
+        diagnosis = read(Evidence(got, right, bound, wrong, UNIT, torch.full_like(right, sigma)))
+        assert diagnosis is not None and f"sums kept in {name}:" in diagnosis
 
 
 def test_scalars_and_empty_results_have_no_pattern() -> None:

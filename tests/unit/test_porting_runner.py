@@ -20,9 +20,12 @@ from ferryman.porting.running.workers import Job, Workers
 
 
 def test_every_op_implementation_and_dtype_has_a_cell() -> None:
-    told: list[tuple[int, int, str]] = []
+    steps: list[tuple[int, int, str]] = []
     document = run(
-        ["silu_mul", "rope_backward"], ["torch", "definition", "cuda", "hip"], "cpu", progress=lambda *a: told.append(a)
+        ["silu_mul", "rope_backward"],
+        ["torch", "definition", "cuda", "hip"],
+        "cpu",
+        progress=lambda *a: steps.append(a),
     )
     seen = Counter((c.op, c.implementation, c.dtype, c.verdict) for c in document.cells)
     for dtype in ("float32", "float16", "bfloat16"):
@@ -32,7 +35,7 @@ def test_every_op_implementation_and_dtype_has_a_cell() -> None:
         assert seen["silu_mul", "cuda", dtype, "NOT_RUN"] == seen["silu_mul", "hip", dtype, "NOT_RUN"] == 1
     assert not failed(document)
     total = sum(count for (*_, verdict), count in seen.items() if verdict == "PASS")
-    assert told[-1][:2] == (total, total) and [t[0] for t in told] == list(range(1, total + 1))
+    assert steps[-1][:2] == (total, total) and [t[0] for t in steps] == list(range(1, total + 1))
     assert {(t.op, t.implementation, t.clock) for t in document.timings} >= {("silu_mul", "torch", "host clock")}
     assert document.environment.device == "cpu" and document.environment.tier == "small"
 
@@ -107,8 +110,8 @@ for op in job["ops"]:
         say(cell={CELL.replace('"{case}"', "case")})
     say(done=op)
 """
-    found = worker(body, ["rope", "softmax", "linear"])
-    assert [(o, c, v) for o, c, v, _ in found] == [
+    rows = worker(body, ["rope", "softmax", "linear"])
+    assert [(o, c, v) for o, c, v, _ in rows] == [
         ("rope", "one", "SIMULATED"),
         ("rope", "two", "SIMULATED"),
         ("rope", "three", "SIMULATED"),
@@ -119,7 +122,7 @@ for op in job["ops"]:
         ("linear", "two", "SIMULATED"),
         ("linear", "three", "SIMULATED"),
     ]
-    assert "code 41" in found[4][3] and "illegal instruction" in found[4][3]
+    assert "code 41" in rows[4][3] and "illegal instruction" in rows[4][3]
 
 
 def test_silence_is_a_time_limit_not_a_hang() -> None:
@@ -129,8 +132,8 @@ for op in job["ops"]:
     say(start=[op, "float32", "slow", "triton"])
     time.sleep(60)
 """
-    found = worker(body, ["rope"], silence=1.0)
-    assert [(o, c, v) for o, c, v, _ in found] == [("rope", "slow", "FAIL")] and "time limit" in found[0][3]
+    rows = worker(body, ["rope"], silence=1.0)
+    assert [(o, c, v) for o, c, v, _ in rows] == [("rope", "slow", "FAIL")] and "time limit" in rows[0][3]
 
 
 def test_an_op_that_takes_too_long_is_cut_and_the_next_one_runs() -> None:
@@ -142,18 +145,18 @@ for op in job["ops"]:
         say(cell={CELL.replace('"{case}"', "case")})
     say(done=op)
 """
-    found = worker(body, ["rope", "softmax"], op_limit=0.5)
-    assert found[0][:3] == ("rope", "one", "SIMULATED")
-    assert ("rope", "FAIL") in {(o, v) for o, _, v, why in found if "per op" in why}
-    assert [(o, c, v) for o, c, v, _ in found if o == "softmax"] == [
+    rows = worker(body, ["rope", "softmax"], op_limit=0.5)
+    assert rows[0][:3] == ("rope", "one", "SIMULATED")
+    assert ("rope", "FAIL") in {(o, v) for o, _, v, why in rows if "per op" in why}
+    assert [(o, c, v) for o, c, v, _ in rows if o == "softmax"] == [
         ("softmax", "one", "SIMULATED"),
         ("softmax", "two", "SIMULATED"),
     ]
 
 
 def test_a_worker_that_cannot_start_fails_its_ops_and_not_the_run() -> None:
-    found = worker("raise SystemExit(3)", ["rope", "softmax"])
-    assert [(o, v) for o, _, v, _ in found] == [("rope", "FAIL"), ("softmax", "FAIL")] and "code 3" in found[0][3]
+    rows = worker("raise SystemExit(3)", ["rope", "softmax"])
+    assert [(o, v) for o, _, v, _ in rows] == [("rope", "FAIL"), ("softmax", "FAIL")] and "code 3" in rows[0][3]
 
 
 def test_leaving_early_stops_the_worker() -> None:
@@ -195,8 +198,8 @@ def test_only_what_was_right_wherever_it_ran_is_timed(monkeypatch: pytest.Monkey
     verdicts = {"torch": ["PASS", "NOT_RUN", "UNIMPLEMENTED"], "triton": ["PASS", "FAIL"], "definition": ["NOT_RUN"]}
     cells = [
         Cell(op="softmax", implementation=name, device="cuda:0", dtype="float32", case=f"c{i}", verdict=v)  # type: ignore[arg-type]
-        for name, found in verdicts.items()
-        for i, v in enumerate(found)
+        for name, outcomes in verdicts.items()
+        for i, v in enumerate(outcomes)
     ]
     asked: list[tuple[str, object]] = []
     monkeypatch.setattr(timing, "device_lost", lambda device: None)

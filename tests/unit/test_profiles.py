@@ -165,7 +165,7 @@ def test_measured_ceilings_are_marked_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("asked", "name"),
     [
         ("h200", "h200"),
         ("H200", "h200"),
@@ -181,8 +181,8 @@ def test_measured_ceilings_are_marked_measured() -> None:
         (" mi355x ", "mi355x"),
     ],
 )
-def test_names_and_aliases(asked: str, found: str) -> None:
-    assert profile(asked).name == found
+def test_names_and_aliases(asked: str, name: str) -> None:
+    assert profile(asked).name == name
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:

@@ -36,20 +36,20 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_implementations_come_first_then_their_other_configurations_with_times(predicted: None) -> None:
     args = arguments(171, 11_008, 4096)
-    found = rank.rank(LINEAR, args, H200)
+    ranking = rank.rank(LINEAR, args, H200)
     own, *others = hopper.ranked(171, 11_008, 4096, 132)
-    assert [(r.implementation, r.configuration, r.own, r.seconds) for r in found[:3]] == [
+    assert [(r.implementation, r.configuration, r.own, r.seconds) for r in ranking[:3]] == [
         ("cuda", own.name, True, 10e-6),
         ("torch", "", True, 20e-6),
         ("triton", "", True, 30e-6),
     ]
-    assert [r.configuration for r in found[3:]] == [f.name for f in others] and not any(r.own for r in found[3:])
+    assert [r.configuration for r in ranking[3:]] == [f.name for f in others] and not any(r.own for r in ranking[3:])
     relative = hopper.ranked(171, 11_008, 4096, 132)
-    for one, form in zip(found[3:], others, strict=True):
+    for one, form in zip(ranking[3:], others, strict=True):
         assert one.implementation == "cuda" and one.behind == pytest.approx(relative[form] / relative[own])
         assert one.seconds == pytest.approx(10e-6 * one.behind) and one.label == f"cuda {form.name}"
     taken = worker.candidates(LINEAR, args, H200)
-    assert taken == [r for r in found if r.own or r.behind < worker.BEHIND][:8] and 3 < len(taken) <= 8
+    assert taken == [r for r in ranking if r.own or r.behind < worker.BEHIND][:8] and 3 < len(taken) <= 8
     assert [r.implementation for r in rank.rank(LINEAR, args, H200, ["triton", "torch"])] == ["torch", "triton"]
 
 
@@ -72,11 +72,11 @@ def test_what_cannot_serve_a_call_is_not_ranked() -> None:
 def test_every_configuration_can_serve_its_call_and_has_a_name_of_its_own() -> None:
     assert len({f.name for f in hopper.forms()}) == len(hopper.forms())
     for m, n, k in itertools.product(ROWS, WIDTHS, DEPTHS):
-        found = hopper.ranked(m, n, k, 132)
-        own, *others = found
-        assert own == hopper.choose(m, n, k, 132) and all(found[own] <= found[f] for f in others)
-        assert [found[f] for f in others] == sorted(found[f] for f in others)
-        for form in found:
+        costs = hopper.ranked(m, n, k, 132)
+        own, *others = costs
+        assert own == hopper.choose(m, n, k, 132) and all(costs[own] <= costs[f] for f in others)
+        assert [costs[f] for f in others] == sorted(costs[f] for f in others)
+        for form in costs:
             assert IDENTIFIER.fullmatch(form.name) and hopper._NAMED[form.name] == form
             assert (form.m == 64) == (m <= 64) and form.split <= max(1, -(-k // (64 * form.boxes)))
 
@@ -94,19 +94,19 @@ def test_decoding_attention_ranks_in_how_many_pieces_keys_are_read() -> None:
     def ranked(batch: int, heads: int, kv: int, queries: int, keys: int) -> dict[str, float]:
         sizes = (batch, heads, queries, 128), (batch, kv, keys, 128)
         q, k = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
-        found: dict[str, float] = triton.configurations(
+        costs: dict[str, float] = triton.configurations(
             q, k, k, True, None, None, 0.0, None, None, None, None, 0.0, None, select.target_of(H200)
         )
-        return found
+        return costs
 
-    found = ranked(1, 32, 8, 1, 32_768)
-    own, *others = found
+    ranking = ranked(1, 32, 8, 1, 32_768)
+    own, *others = ranking
     assert own == "splits_16"  # one for each unit, that reads ahead; two would be
     assert triton._num_splits(select.target_of(H200), 8, 32_768) == 33
     assert set(others) == {"splits_4", "splits_8", "splits_12", "splits_24", "splits_32", "splits_64"}
     assert next(iter(ranked(1, 32, 8, 1, 4096))) == "splits_16"  # of 256 keys
     assert next(iter(ranked(6, 32, 8, 1, 32_768))) == "splits_5"  # two for each unit: 96 of 132 would have one
-    assert list(found.values()) == sorted(found.values()) and all(IDENTIFIER.fullmatch(name) for name in found)
+    assert list(ranking.values()) == sorted(ranking.values()) and all(IDENTIFIER.fullmatch(name) for name in ranking)
     assert ranked(1, 32, 8, 1, 200) == ranked(0, 32, 8, 1, 4096) == {}
     assert len(ranked(64, 32, 8, 1, 4096)) > 1  # enough programs without a split: one piece is the plan, more are tried
     assert next(iter(ranked(64, 32, 8, 1, 4096))) == "splits_1"

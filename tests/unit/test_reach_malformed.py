@@ -20,9 +20,9 @@ def test_malformed_files_are_refused(each: int, tmp_path: Path) -> None:
     command = [sys.executable, str(WORKER), str(tmp_path), str(each), seed]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    whole = {name for name, how in found["seeds"].items() if how == "read"}
-    assert len(whole) == READERS, set(found["seeds"]) - whole  # else most of a reader is never reached
-    assert found["faults"] == [], (seed, found["count"], found["faults"][:3])
-    assert found["refused"] + found["read"] == each * READERS and found["refused"] > each * READERS / 2
-    assert found["MB"] <= MOST_MB and found["seconds"] <= MOST_SECONDS, found
+    report = json.loads(done.stdout)
+    whole = {name for name, how in report["seeds"].items() if how == "read"}
+    assert len(whole) == READERS, set(report["seeds"]) - whole  # else most of a reader is never reached
+    assert report["faults"] == [], (seed, report["count"], report["faults"][:3])
+    assert report["refused"] + report["read"] == each * READERS and report["refused"] > each * READERS / 2
+    assert report["MB"] <= MOST_MB and report["seconds"] <= MOST_SECONDS, report

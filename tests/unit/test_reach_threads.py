@@ -41,12 +41,12 @@ class Planted:
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
-    made = Planted()
+    kernel = Planted()
     line = Implementation(op="rms_norm", name="triton", where="planted:nowhere")
     menu, launcher, backends = registry.implementations, registry.launcher, registry.backends()
     lines = (line, *(known for known in menu("rms_norm") if known.name != "triton"))
     monkeypatch.setattr(registry, "implementations", lambda op: lines if op == "rms_norm" else menu(op))
-    monkeypatch.setattr(registry, "launcher", lambda asked: made if asked is line else launcher(asked))
+    monkeypatch.setattr(registry, "launcher", lambda asked: kernel if asked is line else launcher(asked))
     monkeypatch.setattr(registry, "backends", lambda: {**backends, "triton": backends["torch"]})
     monkeypatch.setattr(registry, "probe", lambda name, vendor: ())
     others = ["torch", "definition"]
@@ -54,7 +54,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
         select, "preferred", lambda op, profile: ["triton", *others] if op.name == "rms_norm" else others
     )
     ferryman.reload()
-    yield made
+    yield kernel
     monkeypatch.undo()
     ferryman.reload()
 
@@ -68,16 +68,16 @@ class Example:
         self.known: dict[str, tuple[Tensor, ...]] = {"triton": (self.x * 3,)}
         for name in ("torch", "definition"):
             with ferryman.use(name):
-                self.known[name] = self.found(train=gradient)
+                self.known[name] = self.outputs(train=gradient)
 
-    def found(self, train: bool) -> tuple[Tensor, ...]:
+    def outputs(self, train: bool) -> tuple[Tensor, ...]:
         y = ops.rms_norm(self.x, self.w)
         if not train:
             return (y.detach(),)
         return y.detach(), *torch.autograd.grad(y.sum(), self.w)
 
-    def serving(self, found: tuple[Tensor, ...]) -> set[str]:
-        return {name for name, right in self.known.items() if all(map(torch.equal, found, right))}
+    def serving(self, outputs: tuple[Tensor, ...]) -> set[str]:
+        return {name for name, right in self.known.items() if all(map(torch.equal, outputs, right))}
 
 
 def stress(planted: Planted, calls: int, seconds: float) -> tuple[Counter[str], list[str], list[BaseException]]:
@@ -85,7 +85,7 @@ def stress(planted: Planted, calls: int, seconds: float) -> tuple[Counter[str], 
     examples = [Example(width, gradient) for width in WIDTHS for gradient in (False, True)]
     alone, count = [torch.randn(5, n) for n in WIDTHS], [0] * THREADS
     right = [torch.softmax(x, -1) for x in alone]
-    told, wrong, raised = Counter[str](), [], []
+    events, wrong, raised = Counter[str](), [], []
     lock, end = threading.Lock(), time.monotonic()
 
     def work(thread: int) -> None:
@@ -97,7 +97,7 @@ def stress(planted: Planted, calls: int, seconds: float) -> tuple[Counter[str], 
                 with ferryman.use(scope) if scope else contextlib.nullcontext():
                     for _ in range(draw.randrange(1, 40)):
                         train = example.gradient and scope is not None and draw.random() < 0.2
-                        by = example.serving(example.found(train))
+                        by = example.serving(example.outputs(train))
                         allowed = {scope} if scope else {"triton", "torch"}
                         count[thread] += 1
                         if not by & allowed:
@@ -121,7 +121,7 @@ def stress(planted: Planted, calls: int, seconds: float) -> tuple[Counter[str], 
         except BaseException as error:  # noqa: BLE001 - judged below
             raised.append(error)
         with lock:
-            told.update(own)
+            events.update(own)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -130,16 +130,16 @@ def stress(planted: Planted, calls: int, seconds: float) -> tuple[Counter[str], 
             thread.start()
         for thread in threads:
             thread.join()
-    told.update({"calls": sum(count), "compile failures": planted.refused})
-    return told, wrong, raised
+    events.update({"calls": sum(count), "compile failures": planted.refused})
+    return events, wrong, raised
 
 
-def judge(told: Counter[str], wrong: list[str], raised: list[BaseException]) -> None:
+def judge(events: Counter[str], wrong: list[str], raised: list[BaseException]) -> None:
     assert raised == [], raised[:3]
     assert wrong == [], (len(wrong), wrong[:5])
     # each kind of fault did come, and each implementation served
     for what in ("reloads", "quarantines lifted", "compile failures", "by torch", "by definition", "by triton"):
-        assert told[what] >= 3, (what, told)
+        assert events[what] >= 3, (what, events)
 
 
 def test_three_seconds_of_threads_scopes_reloads_and_compile_failures(planted: Planted) -> None:
@@ -148,9 +148,9 @@ def test_three_seconds_of_threads_scopes_reloads_and_compile_failures(planted: P
 
 @pytest.mark.slow
 def test_300_000_calls_of_threads_scopes_reloads_and_compile_failures(planted: Planted) -> None:
-    told, wrong, raised = stress(planted, 300_000, 0)
-    judge(told, wrong, raised)
-    assert told["calls"] >= 300_000
+    events, wrong, raised = stress(planted, 300_000, 0)
+    judge(events, wrong, raised)
+    assert events["calls"] >= 300_000
 
 
 def test_the_judge_sees_a_call_that_another_line_served(planted: Planted) -> None:
@@ -158,4 +158,4 @@ def test_the_judge_sees_a_call_that_another_line_served(planted: Planted) -> Non
     example = Example(8, False)
     assert example.serving((example.x * 3,)) == {"triton"} and example.serving((example.x,)) == set()
     with ferryman.use("torch"):
-        assert example.serving(example.found(False)) >= {"torch"}
+        assert example.serving(example.outputs(False)) >= {"torch"}

@@ -37,9 +37,9 @@ def test_commands_have_these_verbs_and_options() -> None:
         inside = group.typer_instance.registered_commands if group.typer_instance else []
         known |= {f"{group.name} {c.name}": c.callback.__code__.co_varnames for c in inside if c.callback}
     names = {"json": "as_json", "use": "request", "all": "every", "as": "stands_in_for", "for": "to"}
-    found = re.findall(r"^ {4}ferryman (.+)$", TEXT, re.MULTILINE)
-    assert len(found) >= 5
-    for command in found:
+    commands = re.findall(r"^ {4}ferryman (.+)$", TEXT, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
         verb, *words = shlex.split(command, comments=True)
         if verb not in known and words:
             verb = f"{verb} {words.pop(0)}"

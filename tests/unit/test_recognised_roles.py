@@ -35,25 +35,25 @@ STORAGE = (torch.bfloat16, torch.float16, torch.float32)
 def made_by(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
     """(result, {"op implementation": calls})."""
     with ferryman.trace() as traced:
-        found = call()
-    made: dict[str, int] = {}
+        output = call()
+    calls: dict[str, int] = {}
     for (op, line), n in traced.calls.items():
-        made[f"{op} {line.split('.')[0]}"] = made.get(f"{op} {line.split('.')[0]}", 0) + n
-    return found, made
+        calls[f"{op} {line.split('.')[0]}"] = calls.get(f"{op} {line.split('.')[0]}", 0) + n
+    return output, calls
 
 
-def same(x: Tensor, found: Tensor, wanted: Tensor, exact: Tensor) -> bool:
+def same(x: Tensor, actual: Tensor, wanted: Tensor, exact: Tensor) -> bool:
     """Both are the exact result, rounded: no farther apart than one unit and what the unported one is off by. Factors
     like 1 + tanh, in float32, are off by a few units of 1 where they are nearly 0."""
     unit = torch.finfo(wanted.dtype).eps * exact.abs() + torch.finfo(wanted.dtype).tiny
     unit = unit + 4 * torch.finfo(torch.float32).eps * x.double().abs()
-    return bool(((found.double() - exact).abs() <= unit + (wanted.double() - exact).abs()).all())
+    return bool(((actual.double() - exact).abs() <= unit + (wanted.double() - exact).abs()).all())
 
 
-def near(found: Tensor, wanted: Tensor) -> bool:
+def near(actual: Tensor, wanted: Tensor) -> bool:
     """Float32 results of a norm, a product, or a product of two such, of 16 terms each, that add in another order: 16
     roundings of each sum and a few behind it."""
-    return float((found - wanted).abs().max()) <= 64 * 2.0**-24 * float(wanted.abs().max())
+    return float((actual - wanted).abs().max()) <= 64 * 2.0**-24 * float(wanted.abs().max())
 
 
 # Activations ------------------------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ def test_an_activation_is_served_in_every_dtype_and_learns_as_before(name: str) 
         slopes = [torch.autograd.grad(y.sum(), leaf)[0] for y, leaf in ((truth, exact), (wanted, x))]
         report = ferryman.port(module)
         assert report.calls() == {"bias_act": 1} and not report.unsupported
-        found, made = made_by(lambda: module(x))  # noqa: B023 - called here
-        assert made == {"bias_act torch": 1}
-        assert same(x.detach(), found.detach(), wanted.detach(), truth.detach())
-        slope = torch.autograd.grad(found.sum(), x)[0]
+        output, calls = made_by(lambda: module(x))  # noqa: B023 - called here
+        assert calls == {"bias_act torch": 1}
+        assert same(x.detach(), output.detach(), wanted.detach(), truth.detach())
+        slope = torch.autograd.grad(output.sum(), x)[0]
         # the tanh gelu's gradient has x (1 - tanh^2) (1 + 0.13 x^2) 0.4, 14 units where 1 - tanh^2 is a unit off
         off = (slope.double() - slopes[0]).abs() - (slopes[1].double() - slopes[0]).abs()
         assert float(off.max()) <= 16 * torch.finfo(dtype).eps
@@ -187,8 +187,8 @@ def test_another_activation_is_none(name: str) -> None:
 
 
 def test_the_right_constant_is_found_whatever_it_is_called() -> None:
-    found = role_of(Scaled(1.702))
-    assert isinstance(found, Role) and found.expression == "ops.bias_act(x, None, 'quick_gelu')"
+    role = role_of(Scaled(1.702))
+    assert isinstance(role, Role) and role.expression == "ops.bias_act(x, None, 'quick_gelu')"
     half = role_of(nn.LeakyReLU(0.5))
     assert isinstance(half, Role) and half.expression.endswith("self.negative_slope)")
 
@@ -207,10 +207,10 @@ class Called(nn.Module):
 
 
 def test_functionals_inside_a_forward_are_served_where_the_op_means_the_same() -> None:
-    found = compare(Called(), lambda m: m(torch.randn(3, 16)))
-    assert found.ok, found.reasons
-    assert found.calls["bias_act"] == 6  # not the one in place, nor the one in float64
-    assert found.calls["bias_act_backward"] == 5  # leaky_relu's input needs none
+    parity = compare(Called(), lambda m: m(torch.randn(3, 16)))
+    assert parity.ok, parity.reasons
+    assert parity.calls["bias_act"] == 6  # not the one in place, nor the one in float64
+    assert parity.calls["bias_act_backward"] == 5  # leaky_relu's input needs none
 
 
 def test_an_activation_of_a_gated_product_is_counted_there_alone() -> None:
@@ -224,8 +224,8 @@ def test_an_activation_of_a_gated_product_is_counted_there_alone() -> None:
 
     module = Gated()
     report = ferryman.port(module)
-    _, made = made_by(lambda: module(torch.randn(2, 8)))
-    assert made == {"linear torch": 1, "silu_mul torch": 1, "bias_act torch": 1}
+    _, calls = made_by(lambda: module(torch.randn(2, 8)))
+    assert calls == {"linear torch": 1, "silu_mul torch": 1, "bias_act torch": 1}
     assert report.calls() == {"linear": 1, "silu_mul": 1, "bias_act": 1}
 
 
@@ -240,8 +240,8 @@ def test_a_plain_table_is_served_and_learns() -> None:
     report = ferryman.port(table)
     assert report.calls() == {"embedding": 1} and not report.maybe()
     assert torch.equal(table(ids), wanted) and torch.equal(table(ids.int()), wanted)
-    again, made = made_by(lambda: torch.autograd.grad(table(ids).square().sum(), table.weight)[0])
-    assert made == {"embedding torch": 1, "embedding_backward torch": 1}
+    again, calls = made_by(lambda: torch.autograd.grad(table(ids).square().sum(), table.weight)[0])
+    assert calls == {"embedding torch": 1, "embedding_backward torch": 1}
     # at most 3 terms a row, in another order
     assert float((again - slope).abs().max()) <= 3 * torch.finfo(torch.float32).eps * float(slope.abs().max())
     ferryman.unport(table)
@@ -269,10 +269,10 @@ def test_a_table_with_a_gradient_rule_is_served_where_no_gradient_is_needed(name
         report = ferryman.port(table)
         assert report.calls() == {} and report.maybe() == {"embedding"} and not report.unsupported
         with torch.no_grad():
-            found, made = made_by(lambda: table(ids))
-        assert made == {"embedding torch": 1} and torch.equal(found, wanted)
-        trained, made = made_by(lambda: table(ids))
-        assert made == {}
+            output, calls = made_by(lambda: table(ids))
+        assert calls == {"embedding torch": 1} and torch.equal(output, wanted)
+        trained, calls = made_by(lambda: table(ids))
+        assert calls == {}
         after = torch.autograd.grad(trained.float().square().sum(), table.weight)[0].to_dense()
         assert torch.equal(after, before)
         table.weight.requires_grad_(False)
@@ -283,9 +283,9 @@ def test_a_table_with_a_gradient_rule_is_served_where_no_gradient_is_needed(name
 
 def test_a_scaled_table_without_padding_learns() -> None:
     module = BartScaledWordEmbedding(40, 12, None, embed_scale=3.46)
-    found = compare(nn.Sequential(module, nn.Linear(12, 12), nn.Tanh()), lambda m: m(torch.tensor([[3, 0, 39, 3]])))
-    assert found.ok, found.reasons
-    assert found.calls["embedding"] == found.calls["embedding_backward"] == 1
+    parity = compare(nn.Sequential(module, nn.Linear(12, 12), nn.Tanh()), lambda m: m(torch.tensor([[3, 0, 39, 3]])))
+    assert parity.ok, parity.reasons
+    assert parity.calls["embedding"] == parity.calls["embedding_backward"] == 1
     assert role_of(module).expression == "ops.embedding(x, self.weight, self.embed_scale)"  # type: ignore[union-attr]
 
 
@@ -330,8 +330,8 @@ class Rooted(nn.Embedding):
 )
 def test_another_table_stays(make: Callable[[], nn.Module]) -> None:
     table = make()
-    found = role_of(table)
-    assert isinstance(found, Refusal) and found.reason
+    refusal = role_of(table)
+    assert isinstance(refusal, Refusal) and refusal.reason
     with pytest.raises(PortError, match="nothing in"):
         ferryman.port(table)
 
@@ -347,9 +347,9 @@ def test_a_table_that_is_called_as_a_function() -> None:
             padded = functional.embedding(ids, self.rows, padding_idx=2)
             return self.out(functional.embedding(ids, self.rows) + padded)
 
-    found = compare(Own(), lambda m: m(torch.tensor([[2, 3, 2, 8]])))
-    assert found.ok, found.reasons
-    assert found.calls["embedding"] == 1  # the padded one learns by another rule
+    parity = compare(Own(), lambda m: m(torch.tensor([[2, 3, 2, 8]])))
+    assert parity.ok, parity.reasons
+    assert parity.calls["embedding"] == 1  # the padded one learns by another rule
     assert compare(Own(), lambda m: m(torch.tensor([[2, 8]])), backward=False).calls["embedding"] == 2
 
 
@@ -387,16 +387,16 @@ class Residual(nn.Module):
 def test_a_norm_of_a_float32_residual_is_served_beside_narrow_weights(dtype: torch.dtype) -> None:
     model = Residual(False).to(dtype)
     x = torch.randn(3, 5, 48, dtype=dtype)
-    found = compare(model, lambda m: m(x))
-    assert found.ok and not found.miscounted, found.reasons
-    assert found.calls["rms_norm"] == found.calls["add_rms_norm"] == 1
+    parity = compare(model, lambda m: m(x))
+    assert parity.ok and not parity.miscounted, parity.reasons
+    assert parity.calls["rms_norm"] == parity.calls["add_rms_norm"] == 1
 
 
 def test_a_norm_that_rounds_to_its_weights_is_not_served_beside_them() -> None:
     model = Residual(True).bfloat16()
     x = torch.randn(3, 5, 48, dtype=torch.bfloat16)
-    found = compare(model, lambda m: m(x))
-    assert found.ok and not {"rms_norm", "add_rms_norm"} & set(found.calls), found.reasons
+    parity = compare(model, lambda m: m(x))
+    assert parity.ok and not {"rms_norm", "add_rms_norm"} & set(parity.calls), parity.reasons
     assert compare(Residual(True), lambda m: m(x.float())).calls["rms_norm"] == 1
 
 
@@ -417,9 +417,9 @@ def experts_of(home: str, kind: str, config: str, **more: Any) -> Any:
         "num_experts_per_tok": 2,
         "hidden_act": "silu",
     }
-    made = getattr(transformers, config)(**(sizes | more))
-    made._experts_implementation = "grouped_mm"
-    layer = getattr(module, kind)(made)
+    configuration = getattr(transformers, config)(**(sizes | more))
+    configuration._experts_implementation = "grouped_mm"
+    layer = getattr(module, kind)(configuration)
     for p in layer.parameters():
         nn.init.normal_(p, std=0.2)
     return layer
@@ -454,26 +454,26 @@ def test_experts_are_served_forward_and_backward(name: str, act: str) -> None:
     report = ferryman.port(layer)
     assert report.calls() == {"moe_experts": 1} and not report.unsupported
     with torch.no_grad():
-        found, made = made_by(lambda: layer(x, ids, shares))
+        output, calls = made_by(lambda: layer(x, ids, shares))
         by_name, _ = made_by(lambda: layer(top_k_weights=shares, hidden_states=x, top_k_index=ids))
-        assert torch.equal(by_name, found)
+        assert torch.equal(by_name, output)
         for implementation in ("eager", "batched_mm"):  # whatever the config says since
             layer.config._experts_implementation = implementation
             assert made_by(lambda: layer(x, ids, shares))[1] == {"moe_experts torch": 1}
         layer.config._experts_implementation = "grouped_mm"
-    assert made == {"moe_experts torch": 1}
+    assert calls == {"moe_experts torch": 1}
     # sums of 24 and 16 products and of 2 experts
-    assert float((found - wanted).abs().max()) <= 48 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
-    after, made = made_by(
+    assert float((output - wanted).abs().max()) <= 48 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
+    after, calls = made_by(
         lambda: torch.autograd.grad(layer(x, ids, shares).square().sum(), [x, shares, *layer.parameters()])
     )
-    assert made == {"moe_experts torch": 1, "moe_experts_backward torch": 1}
+    assert calls == {"moe_experts torch": 1, "moe_experts_backward torch": 1}
     # sums of 11 tokens behind those
     room = 512 * torch.finfo(torch.float32).eps
     assert all(float((a - b).abs().max()) <= room * float(b.abs().max()) for a, b in zip(after, before, strict=True))
     twin = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
     with torch.no_grad():
-        assert torch.equal(twin(x, ids, shares), found)
+        assert torch.equal(twin(x, ids, shares), output)
     ferryman.unport(layer)
     assert torch.equal(layer(x, ids, shares), wanted)
 
@@ -482,10 +482,10 @@ def test_experts_are_served_forward_and_backward(name: str, act: str) -> None:
 @pytest.mark.parametrize("name", [*EXPERTS, "gpt_oss"])
 def test_a_family_with_experts_trains_through_the_op(name: str, dtype: torch.dtype) -> None:
     model = bundled.build(name, True, dtype)
-    found = compare(model, bundled.inputs_of(name, True, model))
-    assert found.ok, found.reasons
-    assert found.calls["moe_experts"] == found.calls["moe_experts_backward"] >= 1
-    assert {d.what for d in found.distances} == {"output", "gradient"}
+    parity = compare(model, bundled.inputs_of(name, True, model))
+    assert parity.ok, parity.reasons
+    assert parity.calls["moe_experts"] == parity.calls["moe_experts_backward"] >= 1
+    assert {d.what for d in parity.distances} == {"output", "gradient"}
 
 
 def test_experts_in_16_bits_are_nearer_to_the_exact_result_than_before() -> None:
@@ -497,9 +497,9 @@ def test_experts_in_16_bits_are_nearer_to_the_exact_result_than_before() -> None
         exact = wide(x.bfloat16().double(), ids, shares.double())
         wanted = layer(x.bfloat16(), ids, shares)
         ferryman.port(layer)
-        found, made = made_by(lambda: layer(x.bfloat16(), ids, shares))
-    assert made == {"moe_experts torch": 1} and found.dtype == wanted.dtype == torch.bfloat16
-    assert (found.double() - exact).norm() <= (wanted.double() - exact).norm()
+        output, calls = made_by(lambda: layer(x.bfloat16(), ids, shares))
+    assert calls == {"moe_experts torch": 1} and output.dtype == wanted.dtype == torch.bfloat16
+    assert (output.double() - exact).norm() <= (wanted.double() - exact).norm()
 
 
 def _odd(name: str) -> Any:
@@ -567,9 +567,9 @@ def _odd(name: str) -> Any:
 @pytest.mark.parametrize("name", ["clipped", "swapped", "before", "gate", "bias", "relu"])
 def test_other_experts_stay(name: str) -> None:
     layer = _odd(name)
-    found = blocks.role_of(layer)
-    assert not isinstance(found, Role)
-    assert found is None or found.reason
+    refusal = blocks.role_of(layer)
+    assert not isinstance(refusal, Role)
+    assert refusal is None or refusal.reason
     x, ids, shares = routed()
     with torch.no_grad():
         wanted = layer(x * 9, ids, shares)
@@ -577,8 +577,8 @@ def test_other_experts_stay(name: str) -> None:
             ferryman.port(layer)
         except PortError:
             return
-        after, made = made_by(lambda: layer(x * 9, ids, shares))
-    assert "moe_experts torch" not in made
+        after, calls = made_by(lambda: layer(x * 9, ids, shares))
+    assert "moe_experts torch" not in calls
     assert float((after - wanted).abs().max()) <= 48 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
 
 
@@ -598,13 +598,13 @@ def test_clipped_interleaved_experts_with_biases_are_served() -> None:
     before = torch.autograd.grad(wanted.square().sum(), [x, *layer.parameters()])
     report = ferryman.port(layer)
     assert report.calls() == {"moe_experts": 1} and not report.unsupported
-    found, made = made_by(lambda: layer(x, routing_weights=shares, router_indices=ids))
-    assert made == {"moe_experts torch": 1}
-    after = torch.autograd.grad(found.square().sum(), [x, *layer.parameters()])
-    found, wanted = found.detach(), wanted.detach()
+    output, calls = made_by(lambda: layer(x, routing_weights=shares, router_indices=ids))
+    assert calls == {"moe_experts torch": 1}
+    after = torch.autograd.grad(output.square().sum(), [x, *layer.parameters()])
+    output, wanted = output.detach(), wanted.detach()
     # sums of 24 and 16 products and of 2 experts, and of 11 tokens behind those
     room = torch.finfo(torch.float32).eps
-    assert float((found - wanted).abs().max()) <= 48 * room * float(wanted.abs().max())
+    assert float((output - wanted).abs().max()) <= 48 * room * float(wanted.abs().max())
     pairs = zip(after, before, strict=True)
     assert all(float((a - b).abs().max()) <= 512 * room * float(b.abs().max()) for a, b in pairs)
     with pytest.raises(AttributeError, match="NoneType"):  # as before: the model's own error
@@ -630,11 +630,11 @@ def test_a_comparison_that_never_held_is_covered_only_where_it_cannot_hold() -> 
     assert isinstance(role(skip, skip), Role)
     assert isinstance(role(one_hot, f"{one_hot} + 1"), Role)  # a number beyond is taken, and skipped
     for new in ("expert_idx == 5", "expert_idx == self.absent", "len(expert_hit) == self.num_experts + 1"):
-        found = role(skip, new, absent=77)
-        assert isinstance(found, Refusal) and "no input took both sides" in found.reason
+        refusal = role(skip, new, absent=77)
+        assert isinstance(refusal, Refusal) and "no input took both sides" in refusal.reason
     # it compares with the number of experts, but does not go over ids
-    found = role(skip, "len(expert_hit) + 1 == self.num_experts")
-    assert isinstance(found, Refusal)
+    refusal = role(skip, "len(expert_hit) + 1 == self.num_experts")
+    assert isinstance(refusal, Refusal)
 
 
 @pytest.mark.parametrize("changes", [{"alpha": 1.7}, {"limit": 6.5}, {"down_proj_bias": None}])
@@ -649,18 +649,18 @@ def test_an_input_that_may_be_left_out_is_none_of_the_op() -> None:
         def forward(self, hidden_states: Tensor, router_indices: Any = None, routing_weights: Any = None) -> Tensor:
             if routing_weights is None:
                 return hidden_states
-            found = torch.zeros_like(hidden_states)
+            total = torch.zeros_like(hidden_states)
             for e in router_indices.unique():
                 token, slot = torch.where(router_indices == e)
                 h = hidden_states[token] @ self.gate_up_proj[e] + self.gate_up_proj_bias[e]
                 h = self._apply_gate(h) @ self.down_proj[e] + self.down_proj_bias[e]
-                found.index_add_(0, token, h * routing_weights[token, slot, None])
-            return found
+                total.index_add_(0, token, h * routing_weights[token, slot, None])
+            return total
 
     layer = gpt_oss()
     layer.__class__ = Lenient
-    found = blocks.role_of(layer)
-    assert isinstance(found, Refusal) and "does without an input" in found.reason
+    refusal = blocks.role_of(layer)
+    assert isinstance(refusal, Refusal) and "does without an input" in refusal.reason
 
 
 def test_a_decorator_that_reads_no_known_registry_is_named() -> None:
@@ -672,8 +672,8 @@ def test_a_decorator_that_reads_no_known_registry_is_named() -> None:
         return 2 * kind.forward(self, *args)
 
     layer.__class__ = type("Doubled", (kind,), {"forward": doubled})
-    found = blocks.role_of(layer)
-    assert isinstance(found, Refusal) and "decorator" in found.reason
+    refusal = blocks.role_of(layer)
+    assert isinstance(refusal, Refusal) and "decorator" in refusal.reason
 
 
 def test_a_loop_must_have_had_items_and_none() -> None:
@@ -687,8 +687,8 @@ def test_a_loop_must_have_had_items_and_none() -> None:
                 x = torch.tanh(x)
             return x
 
-    found = role_of(Loop())
-    assert isinstance(found, Refusal) and "no input took both sides of `for .. in" in found.reason
+    refusal = role_of(Loop())
+    assert isinstance(refusal, Refusal) and "no input took both sides of `for .. in" in refusal.reason
 
 
 # What ends a role --------------------------------------------------------------------------------------------
@@ -797,9 +797,9 @@ def test_another_option_of_a_gated_activation_ends_its_part_of_the_op() -> None:
     ferryman.port(model)
     assert "gelu_mul torch" in made_by(lambda: model(x))[1]
     model.train().bend.approximate = "tanh"
-    found, made = made_by(lambda: model(x))
+    output, calls = made_by(lambda: model(x))
     ferryman.unport(model)
-    assert made == {"linear torch": 2} and near(found, model(x))
+    assert calls == {"linear torch": 2} and near(output, model(x))
 
 
 def test_another_activation_of_experts_ends_their_role() -> None:
@@ -808,5 +808,5 @@ def test_another_activation_of_experts_ends_their_role() -> None:
     ferryman.port(layer)
     assert "moe_experts torch" in made_by(lambda: layer(*given))[1]
     layer.act_fn, plain.act_fn = ACT2FN["gelu"], ACT2FN["gelu"]
-    found, made = made_by(lambda: layer(*given))
-    assert not made and type(layer) is type(plain) and torch.equal(found, plain(*given))
+    output, calls = made_by(lambda: layer(*given))
+    assert not calls and type(layer) is type(plain) and torch.equal(output, plain(*given))

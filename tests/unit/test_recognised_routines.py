@@ -137,9 +137,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("source", [WHOLE, NEXT, RECURRENT], ids=list(OPS))
 def test_functions_in_disguise_are_served(source: str, tmp_path: Path) -> None:
     function = written(source, tmp_path)
-    found = served_routine(function)
-    assert found is not None and found.op == OPS[function.__name__]
-    assert found.gradient is (function.__name__ != "advance")
+    routine = served_routine(function)
+    assert routine is not None and routine.op == OPS[function.__name__]
+    assert routine.gradient is (function.__name__ != "advance")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -161,11 +161,11 @@ def test_a_convolution_is_within_the_bound_of_the_functions_exact_result(
     x, weight, bias = normal(2, 9, 37).to(dtype), normal(9, 4, seed=1).to(dtype), normal(9, seed=2).to(dtype)
     exact, (wide, taps, _, shift) = exactly(function, x, weight, active, bias)
     (terms, _) = CONV.limits.bound((wide, taps, shift, None, active), (exact, wide[..., -3:]))
-    found, made = made_by(lambda: served.replacement(x, weight, active, bias))
-    assert made == {"causal_conv1d torch": 1} and found.dtype == dtype
-    assert ratio(found, exact, terms, UNITS[dtype]) <= 1
+    output, calls = made_by(lambda: served.replacement(x, weight, active, bias))
+    assert calls == {"causal_conv1d torch": 1} and output.dtype == dtype
+    assert ratio(output, exact, terms, UNITS[dtype]) <= 1
     by_name, _ = made_by(lambda: served.replacement(shift=bias, signal=x, taps=weight, active=active))
-    assert torch.equal(by_name, found)
+    assert torch.equal(by_name, output)
 
 
 def test_a_test_that_came_out_one_way_guards(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_a_convolution_learns(tmp_path: Path) -> None:
     leaves = [normal(2, 5, 11), normal(5, 4, seed=1), normal(5, seed=2)]
     ours = [t.clone().requires_grad_() for t in leaves]
     exact = [t.double().requires_grad_() for t in leaves]
-    out, made = made_by(lambda: served.replacement(ours[0], ours[1], "silu", ours[2]))
-    assert made == {"causal_conv1d torch": 1}
+    out, calls = made_by(lambda: served.replacement(ours[0], ours[1], "silu", ours[2]))
+    assert calls == {"causal_conv1d torch": 1}
     out.sum().backward()
     with Widened(torch.float64):
         function(exact[0], exact[1], "silu", exact[2]).sum().backward()
@@ -214,10 +214,10 @@ def test_a_state_is_renewed_as_the_function_renews_it(tmp_path: Path) -> None:
         exact, (wide, before, taps, shift) = exactly(function, x, other, weight, bias)
         terms, _ = CONV.limits.bound((wide, taps, shift, other.double()[..., 1:], "silu"), (exact, before))
         with torch.no_grad():
-            found, made = made_by(lambda x=x: served.replacement(x, state, weight, bias))  # type: ignore[misc]
+            output, calls = made_by(lambda x=x: served.replacement(x, state, weight, bias))  # type: ignore[misc]
             function(x, other, weight, bias)
-        assert made == {"causal_conv1d torch": 1}
-        assert ratio(found, exact, terms, 2.0**-24) <= 1 and torch.equal(state, other)
+        assert calls == {"causal_conv1d torch": 1}
+        assert ratio(output, exact, terms, 2.0**-24) <= 1 and torch.equal(state, other)
 
 
 def scanned(length: int, dtype: torch.dtype) -> list[Tensor]:
@@ -244,11 +244,11 @@ def test_a_scan_is_within_the_bound_of_the_functions_exact_result(dtype: torch.d
     (exact, last), wide = exactly(function, *given, True)
     x, dt, a, b, c, d, state, bias = wide[:8]
     terms, ends = SCAN.limits.bound((x, dt, a, b, c, d, bias, state, True, False, None, None), (exact, last))
-    (found, final), made = made_by(lambda: served.replacement(*given, True))
-    assert made == {"ssd_scan torch": 1} and found.dtype == dtype
-    assert ratio(found, exact, terms, UNITS[dtype]) <= 1 and ratio(final, last, ends, 2.0**-24) <= 1
-    alone, made = made_by(lambda: served.replacement(*given))
-    assert made == {"ssd_scan torch": 1} and torch.equal(alone, found)
+    (output, final), calls = made_by(lambda: served.replacement(*given, True))
+    assert calls == {"ssd_scan torch": 1} and output.dtype == dtype
+    assert ratio(output, exact, terms, UNITS[dtype]) <= 1 and ratio(final, last, ends, 2.0**-24) <= 1
+    alone, calls = made_by(lambda: served.replacement(*given))
+    assert calls == {"ssd_scan torch": 1} and torch.equal(alone, output)
 
 
 @pytest.mark.parametrize("dtype", UNITS, ids=str)
@@ -259,8 +259,8 @@ def test_a_scan_that_must_learn_is_served_with_its_gradients(dtype: torch.dtype,
     assert served is not None and served.gradient
     given = [t.requires_grad_() for t in scanned(37, dtype)]
     weights = [normal(2, 37, 4, 8, seed=11).to(dtype), normal(2, 4, 8, 16, seed=12)]
-    slopes, made = made_by(lambda: torch.autograd.grad(served.replacement(*given, True), given, weights))
-    assert made == {"ssd_scan torch": 1, "ssd_scan_backward torch": 1}
+    slopes, calls = made_by(lambda: torch.autograd.grad(served.replacement(*given, True), given, weights))
+    assert calls == {"ssd_scan torch": 1, "ssd_scan_backward torch": 1}
     backward = registry.primitive("ssd_scan_backward")
     x, dt, a, b, c, d, state, bias = (t.detach().double() for t in given)
     args = (*(w.double() for w in weights), x, dt, a, b, c, d, bias, state, True, None, None)
@@ -302,10 +302,10 @@ def test_only_known_decorators_are_looked_into(tmp_path: Path) -> None:
         del routines.wrappers[function.__code__]
     assert served is not None
     x, weight = normal(2, 4, 7), normal(4, 3, seed=1)
-    plain, made = made_by(lambda: served.replacement(x, weight, quiet=True))
-    assert made == {"causal_conv1d torch": 1}
-    twice, made = made_by(lambda: served.replacement(x, weight, louder=True))  # the decorator acts on it
-    assert made == {} and torch.equal(twice, 2 * function(x, weight))
+    plain, calls = made_by(lambda: served.replacement(x, weight, quiet=True))
+    assert calls == {"causal_conv1d torch": 1}
+    twice, calls = made_by(lambda: served.replacement(x, weight, louder=True))  # the decorator acts on it
+    assert calls == {} and torch.equal(twice, 2 * function(x, weight))
     assert float((plain - function(x, weight)).abs().max()) <= 8 * 2.0**-24 * float(plain.abs().max())
 
 
@@ -340,15 +340,15 @@ def test_a_cut_convolution_is_served(cut: str, bias: bool, tmp_path: Path) -> No
     before = torch.autograd.grad(wanted.square().sum(), list(module.parameters()))
     report = ferryman.port(module)
     assert "causal_conv1d" in report.maybe() and not report.unsupported
-    found, made = made_by(lambda: module(x))
-    assert made.pop("causal_conv1d torch") == 1
+    output, calls = made_by(lambda: module(x))
+    assert calls.pop("causal_conv1d torch") == 1
     # sums of 5 terms of at most 3 roundings, then tanh, whose slope is at most 1
-    assert float((found - wanted).abs().max()) <= 32 * 2.0**-24 * float(wanted.abs().max())
-    after = torch.autograd.grad(found.square().sum(), list(module.parameters()))
+    assert float((output - wanted).abs().max()) <= 32 * 2.0**-24 * float(wanted.abs().max())
+    after = torch.autograd.grad(output.square().sum(), list(module.parameters()))
     for a, b in zip(after, before, strict=True):
         assert float((a - b).norm()) <= 2.0**-16 * float(b.norm())
     twin = pickle.loads(pickle.dumps(copy.deepcopy(module)))
-    assert torch.equal(twin(x), found)
+    assert torch.equal(twin(x), output)
     ferryman.unport(module)
     assert torch.equal(module(x), wanted)
 
@@ -376,8 +376,8 @@ def test_convolutions_that_are_not_causal_stay(fault: str, tmp_path: Path) -> No
     x = normal(2, 6, 9, seed=4)
     wanted = module(x)
     report = ferryman.port(module)
-    found, made = made_by(lambda: module(x))
-    assert not any("causal_conv1d" in op for op in (*made, *report.maybe())) and found.shape == wanted.shape
+    output, calls = made_by(lambda: module(x))
+    assert not any("causal_conv1d" in op for op in (*calls, *report.maybe())) and output.shape == wanted.shape
 
 
 def test_another_length_a_hook_and_another_module_go_to_the_module(tmp_path: Path) -> None:
@@ -407,10 +407,10 @@ def test_a_convolution_that_changes_after_porting_is_its_own(change: str, tmp_pa
     ferryman.port(module)
     assert "causal_conv1d torch" in made_by(lambda: module(x))[1]
     AFTERWARDS[change](module)
-    found, made = made_by(lambda: module(x))
-    assert "causal_conv1d torch" not in made
+    output, calls = made_by(lambda: module(x))
+    assert "causal_conv1d torch" not in calls
     ferryman.unport(module)
-    assert torch.equal(found, module(x))
+    assert torch.equal(output, module(x))
 
 
 # Models of transformers -------------------------------------------------------------------------------------
@@ -448,15 +448,15 @@ def test_the_librarys_own_functions_are_proven(family: str) -> None:
         ("mamba2_chunk_scan", "ssd_scan"),
         ("mamba2_selective_state_update", "ssd_scan"),
     ):
-        found = served_routine(decorated(family, name))
-        assert found is not None and found.op == op
+        routine = served_routine(decorated(family, name))
+        assert routine is not None and routine.op == op
 
 
 def test_packed_sequences_go_to_the_library() -> None:
-    found = served_routine(decorated("mamba2", "causal_conv1d_fn"))
-    assert found is not None
+    routine = served_routine(decorated("mamba2", "causal_conv1d_fn"))
+    assert routine is not None
     with pytest.raises(ValueError, match="packed"):
-        found.replacement(normal(1, 4, 6), normal(4, 3), seq_idx=torch.zeros(1, 6, dtype=torch.int32))
+        routine.replacement(normal(1, 4, 6), normal(4, 3), seq_idx=torch.zeros(1, 6, dtype=torch.int32))
 
 
 def test_another_packages_implementation_is_left_alone() -> None:
@@ -480,15 +480,15 @@ def test_training_runs_through_the_scan_and_its_gradient() -> None:
     mixers = [s for s in report.ported if "ssd_scan" in s.maybe]
     assert len(mixers) == 2 and all(s.gradient for s in mixers) and "ssd_scan" in report.maybe()
     assert "" not in report.calls(gradients=False)
-    _, made = made_by(lambda: model(input_ids=ids, labels=ids).loss.backward())
-    assert made["causal_conv1d torch"] == 2 and made["ssd_scan torch"] == 2
-    assert made["ssd_scan_backward torch"] == made["causal_conv1d_backward torch"] == 2
+    _, calls = made_by(lambda: model(input_ids=ids, labels=ids).loss.backward())
+    assert calls["causal_conv1d torch"] == 2 and calls["ssd_scan torch"] == 2
+    assert calls["ssd_scan_backward torch"] == calls["causal_conv1d_backward torch"] == 2
     for n, p in model.named_parameters():
         if p.grad is not None:
             assert float((p.grad - slopes[n]).norm()) <= 2.0**-14 * float(slopes[n].norm()), n
     with torch.no_grad():
-        quiet, made = made_by(lambda: model(input_ids=ids, use_cache=False).logits)
-        assert made["ssd_scan torch"] == made["causal_conv1d torch"] == 2
+        quiet, calls = made_by(lambda: model(input_ids=ids, use_cache=False).logits)
+        assert calls["ssd_scan torch"] == calls["causal_conv1d torch"] == 2
         twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
         assert torch.equal(twin(input_ids=ids).logits, quiet)
     unport(model)
@@ -515,12 +515,12 @@ def test_generation_gives_the_same_tokens(family: str, scans: bool) -> None:
 
     wanted = run()
     port(model)
-    found, made = made_by(run)
-    assert torch.equal(found.sequences, wanted.sequences)
-    assert made["causal_conv1d torch"] % steps == 0 and made["causal_conv1d torch"] >= steps
-    assert made.get("ssd_scan torch", 0) == (2 * steps if scans else 0)  # every token, in each of two layers
-    assert ("gated_delta_rule torch" in made) == (family == "qwen3_next")
-    for a, b in zip(found.logits, wanted.logits, strict=True):
+    generated, calls = made_by(run)
+    assert torch.equal(generated.sequences, wanted.sequences)
+    assert calls["causal_conv1d torch"] % steps == 0 and calls["causal_conv1d torch"] >= steps
+    assert calls.get("ssd_scan torch", 0) == (2 * steps if scans else 0)  # every token, in each of two layers
+    assert ("gated_delta_rule torch" in calls) == (family == "qwen3_next")
+    for a, b in zip(generated.logits, wanted.logits, strict=True):
         assert float((a - b).norm()) <= 2.0**-16 * float(b.norm())
 
 
@@ -553,10 +553,10 @@ def test_a_scan_by_channels_is_served_token_after_token() -> None:
 
     wanted = run()
     port(model)
-    found, made = made_by(run)
-    assert torch.equal(found.sequences, wanted.sequences)
-    assert made["selective_scan torch"] == 2 * (steps - 1) and made["causal_conv1d torch"] == 2 * steps
-    for a, b in zip(found.logits, wanted.logits, strict=True):
+    generated, calls = made_by(run)
+    assert torch.equal(generated.sequences, wanted.sequences)
+    assert calls["selective_scan torch"] == 2 * (steps - 1) and calls["causal_conv1d torch"] == 2 * steps
+    for a, b in zip(generated.logits, wanted.logits, strict=True):
         assert float((a - b).norm()) <= 2.0**-16 * float(b.norm())
 
 
@@ -571,9 +571,9 @@ def test_a_forward_in_16_bits_is_nearer_to_the_exact_one_or_as_near(family: str)
         exact = copy.deepcopy(model).float()(input_ids=ids, use_cache=False).logits
         wanted = model(input_ids=ids, use_cache=False).logits
         port(model)
-        found, made = made_by(lambda: model(input_ids=ids, use_cache=False).logits)
-    assert made["ssd_scan torch"] >= 1
-    assert float((found.float() - exact).norm()) <= 1.25 * float((wanted.float() - exact).norm())
+        output, calls = made_by(lambda: model(input_ids=ids, use_cache=False).logits)
+    assert calls["ssd_scan torch"] >= 1
+    assert float((output.float() - exact).norm()) <= 1.25 * float((wanted.float() - exact).norm())
 
 
 def test_a_scan_is_in_a_compiled_graph() -> None:

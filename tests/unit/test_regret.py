@@ -106,12 +106,12 @@ def test_what_counts(regret: ModuleType) -> None:
 def test_medians_and_percentiles_of_what_counts(regret: ModuleType) -> None:
     cells = [judged("tuned", i / 100) for i in range(21)]
     cells += [judged("untuned", 0.02), judged("untuned", 9.0, noise=0.5), {"op": "x", "case": "c", "failed": "no room"}]
-    found = regret.summary(cells, regret._half)
-    assert found["tuned"]["regret"] == {"median": 0.1, "p95": 0.19, "most": 0.2}
-    assert found["tuned"]["noise"]["median"] == 0.01 and found["tuned"]["regret_of_preference"]["p95"] == 0.5
-    assert found["untuned"]["counts"] == 1 and found["untuned"]["noisy"] == 1
-    assert found["untuned"]["regret"]["most"] == 0.02  # the noisy one is left out
-    assert found["failed"] == {"cells": 1, "failed": 1}
+    summary = regret.summary(cells, regret._half)
+    assert summary["tuned"]["regret"] == {"median": 0.1, "p95": 0.19, "most": 0.2}
+    assert summary["tuned"]["noise"]["median"] == 0.01 and summary["tuned"]["regret_of_preference"]["p95"] == 0.5
+    assert summary["untuned"]["counts"] == 1 and summary["untuned"]["noisy"] == 1
+    assert summary["untuned"]["regret"]["most"] == 0.02  # the noisy one is left out
+    assert summary["failed"] == {"cells": 1, "failed": 1}
     assert regret.percentile([3.0, 1.0, 2.0], 0.95) == 3.0 and regret.percentile([1.0], 0.5) == 1.0
     text = regret.markdown(cells, 7, "A device")
     assert "tuned: median, p95 and worst 10.0%, 19.0%, 20.0%; allowed: 1%, 5%, 30%" in text
@@ -144,12 +144,12 @@ def test_a_run_judges_in_another_process(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path},
         check=True,
     )
-    found = json.loads(out.read_text())
-    (cell,) = found["cells"]
+    report = json.loads(out.read_text())
+    (cell,) = report["cells"]
     assert cell["half"] == "untuned" and cell["choice"] == "torch" and cell["source"] == "profile"
     assert set(cell["seconds"]) | set(cell["hopeless"]) == {"torch", "definition"}
     assert cell["regret"] == pytest.approx(cell["seconds"]["torch"] / min(cell["seconds"].values()) - 1)
-    assert cell["noise"] >= 0 and found["left"] == 0 and "| untuned | 1 |" in done.stdout
+    assert cell["noise"] >= 0 and report["left"] == 0 and "| untuned | 1 |" in done.stdout
 
 
 def test_a_lockfile_that_does_not_hold_here_is_refused(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def lock(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         (["--lockfile", "/nonexistent.json"], "/nonexistent.json cannot be read"),
         (["--cells", "0"], "--cells is 0; required"),
@@ -206,14 +206,14 @@ def test_bad_use_is_one_line(
     regret: ModuleType,
     lock: Path,
     arguments: list[str],
-    told: str,
+    reason: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = arguments if "--lockfile" in arguments else ["--lockfile", lock, *arguments]
     assert run(regret, monkeypatch, *given) == 2
     complaint = capsys.readouterr().err
-    assert told in complaint and complaint.startswith("regret: ") and complaint.count("\n") == 1
+    assert reason in complaint and complaint.startswith("regret: ") and complaint.count("\n") == 1
 
 
 def test_a_lockfile_that_is_cut_off_or_none_is_one_line(
@@ -250,8 +250,8 @@ def test_require_fails_beyond_the_limits_and_where_nothing_counts(
     out = tmp_path / "regret.json"
     good = [judged("tuned", 0.01), judged("untuned", 0.02)]
     assert of(*good) == 0
-    told = "regret: tuned: median 2.00%; required: at most 1%; untuned: p95 13.00%; required: at most 10%"
-    assert of(judged("tuned", 0.02), *3 * [judged("untuned", 0.0)], judged("untuned", 0.13)) == told
+    message = "regret: tuned: median 2.00%; required: at most 1%; untuned: p95 13.00%; required: at most 10%"
+    assert of(judged("tuned", 0.02), *3 * [judged("untuned", 0.0)], judged("untuned", 0.13)) == message
     assert len(json.loads(out.read_text())["cells"]) == 5  # what was measured is written
     assert of(good[0], judged("untuned", 0.0, noise=0.5)) == "regret: untuned: no cell counts; required: at least one"
     assert of() == 2  # nothing was judged

@@ -36,8 +36,8 @@ def worker(vendor: str = "nvidia") -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).with_name("replay_worker.py")), vendor]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 @pytest.mark.parametrize(("vendor", "simt"), [("nvidia", "cuda"), ("amd", "hip")])
@@ -93,9 +93,9 @@ def freeze(launcher: Any, *args: Any) -> Any:
 def recorded(*arguments: Any) -> list[tuple[Any, ...]]:
     """Record a step and return what a replay of it is called with."""
     calls: list[tuple[Any, ...]] = []
-    made = replay.recording()
-    assert made is not None
-    made.add(Step(lambda *given: calls.append(given), arguments))
+    recording = replay.recording()
+    assert recording is not None
+    recording.add(Step(lambda *given: calls.append(given), arguments))
     return calls
 
 
@@ -211,11 +211,11 @@ class Scaling:
         rows_of, rows, stride = as_rows(x)
         weight = None if weight is None else weight.contiguous()
         arguments = (STREAM, rows_of.data_ptr(), stride, pointer(weight), y.data_ptr(), rows, x.shape[-1])
-        made = replay.recording()
-        if made is None:
+        recording = replay.recording()
+        if recording is None:
             self.launch(*arguments)
         else:
-            made.add(Step(self.launch, arguments))
+            recording.add(Step(self.launch, arguments))
         return y
 
     def launch(self, stream: Any, x: int, stride: int, weight: int, y: int, rows: int, width: int) -> None:
@@ -234,13 +234,13 @@ class Scaling:
 def scaling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scaling]:
     """A replayable implementation of rms_norm, first on its menu, on a CPU that plans are replayed on."""
     line = Implementation(op="rms_norm", name="torch", where="nowhere:none", replayable=True)
-    menu, launcher, made = registry.implementations, registry.launcher, Scaling()
+    menu, launcher, kernel = registry.implementations, registry.launcher, Scaling()
     monkeypatch.setattr(registry, "implementations", lambda op: (*menu(op), line) if op == "rms_norm" else menu(op))
-    monkeypatch.setattr(registry, "launcher", lambda asked: made if asked is line else launcher(asked))
+    monkeypatch.setattr(registry, "launcher", lambda asked: kernel if asked is line else launcher(asked))
     monkeypatch.setattr(plan, "REPLAYED", "cpu")
     monkeypatch.setattr(plan, "REPLAY_AFTER", 2)
     ferryman.reload()
-    yield made
+    yield kernel
     monkeypatch.undo()
     ferryman.reload()
 

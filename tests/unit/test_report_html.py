@@ -32,7 +32,7 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.stack: list[str] = []
         self.errors: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
         self.chips: list[str] = []
         self.feed(text)
@@ -41,12 +41,12 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if len({name for name, _ in attrs}) != len(attrs):
             self.errors.append(f"{tag} has an attribute twice")
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.stack.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         if "svg" not in self.stack:
             self.errors.append(f"{tag} is closed in itself outside of an SVG")
 
@@ -60,7 +60,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
     def of(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
+        return [attributes for name, attributes in self.tags if name == tag]
 
     @property
     def text(self) -> str:
@@ -75,13 +75,13 @@ def full() -> str:
 def _sound(text: str) -> Page:
     page = Page(text)
     assert page.errors == [] and page.stack == []
-    ids = [a["id"] for _, a in page.found if "id" in a]
+    ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids)), sorted(i for i in ids if ids.count(i) > 1)[:5]
     targets = [a["href"] or "" for a in page.of("a")]
     assert {t[1:] for t in targets} <= set(ids)
     assert {a.get("scope") for a in page.of("th")} <= {"col", "row"}
-    assert not {"script", "link", "img", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in page.found}
-    for tag, attributes in page.found:
+    assert not {"script", "link", "img", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in page.tags}
+    for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on")], tag
         for name in ("src", "href", "xlink:href", "action", "data", "srcset"):
             assert (attributes.get(name) or "#").startswith("#"), (tag, attributes)
@@ -149,8 +149,8 @@ def test_gates_are_counted_by_op_and_implementation() -> None:
     rows = {(r.op, r.implementation): r for r in view.gate_rows(FULL, judged, notes)}
     torch_row = rows["rms_norm", "torch"]
     assert (torch_row.ran, torch_row.cells) == (4, 4)
-    found = {g: (e.passed, e.failed, e.inapplicable) for g, e in zip(judged, torch_row.entries, strict=True)}
-    assert found == {"G0": (3, 1, 0), "G2": (2, 1, 0), "G3": (0, 1, 2), "G5": (2, 0, 0)}
+    tallies = {g: (e.passed, e.failed, e.inapplicable) for g, e in zip(judged, torch_row.entries, strict=True)}
+    assert tallies == {"G0": (3, 1, 0), "G2": (2, 1, 0), "G3": (0, 1, 2), "G5": (2, 0, 0)}
     assert [list(notes.texts)[n - 1] for n in torch_row.entries[2].notes] == [
         "too few finite elements for a confidence interval (256)"
     ]
@@ -308,10 +308,12 @@ def test_plots_are_sound_follow_the_page_s_colours_and_keep_their_text(full: str
 
 
 def test_the_bins_of_the_cells_of_a_line_add_up() -> None:
-    found = bins.bins([right(ratio=0.5), stale()], EDGES)
-    assert found is not None and sum(n for _, _, n in found) == 20_000
-    assert found[0][0] == 0.0 and found[-1][1] == float("inf")
-    assert sum(n for low, _, n in found if low >= 1) == sum(counts(81.0)[i + 1] for i, e in enumerate(EDGES) if e >= 1)
+    histogram = bins.bins([right(ratio=0.5), stale()], EDGES)
+    assert histogram is not None and sum(n for _, _, n in histogram) == 20_000
+    assert histogram[0][0] == 0.0 and histogram[-1][1] == float("inf")
+    assert sum(n for low, _, n in histogram if low >= 1) == sum(
+        counts(81.0)[i + 1] for i, e in enumerate(EDGES) if e >= 1
+    )
     assert bins.bins([right(distribution=[1, 2, 3])], EDGES) is None, "another document's bins are not mixed in"
     assert bins.bins([cell("PASS")], EDGES) is None
 
@@ -380,8 +382,8 @@ def test_a_wrong_kernel_s_page_names_gate_element_and_bound() -> None:
     assert [c.verdict for c in cells] == ["PASS", "FAIL"] * 3
     text = html(document(*cells, edges=()).model_copy(update={"edges": results.results(FULL.environment, cells).edges}))
     page = _sound(text)
-    for found in cells[1::2]:
-        assert found.worst is not None and found.ratio is not None
-        assert place(found.worst) in page.text and f"{found.worst.expected:.9g}" in page.text
+    for wrong_cell in cells[1::2]:
+        assert wrong_cell.worst is not None and wrong_cell.ratio is not None
+        assert place(wrong_cell.worst) in page.text and f"{wrong_cell.worst.expected:.9g}" in page.text
     assert "G2 componentwise fails:" in page.text and "wrong: torch" in page.text
     assert "3 of 6 cells are wrong" in page.text

@@ -50,8 +50,8 @@ def test_markdown_fits_a_step_summary_and_counts_what_it_leaves_out(limit: int) 
     left = [(int(a), int(b)) for a, b in re.findall(r"And (\d+) more wrong cells of (\d+)", text)]
     assert left == [(12_000 - listed, 12_000)]
     rows = text[: text.index("## Gates")].count("\n| `o")
-    found = re.findall(r"And (\d+) more rows of (\d+)", text[: text.index("## Gates")])
-    assert found == ([(str(5_001 - rows), "5001")] if rows < 5_001 else [])
+    omitted = re.findall(r"And (\d+) more rows of (\d+)", text[: text.index("## Gates")])
+    assert omitted == ([(str(5_001 - rows), "5001")] if rows < 5_001 else [])
     assert "more reasons of 3000" in text
     assert text.startswith("# Parity") and "| op | implementation | verdict |" in text
 

@@ -78,7 +78,7 @@ def test_a_document_of_the_first_version_still_loads() -> None:
 def test_the_published_run_loads_and_is_green(tmp_path: Path) -> None:
     document = tmp_path / "check.json"
     document.write_bytes(gzip.decompress((ROOT / "benchmarks" / "results" / "h200" / "check.json.gz").read_bytes()))
-    found = results.load(document)
-    assert not results.failed(found) and found.environment.device_name == "NVIDIA H200"
-    passed = {c.op for c in found.cells if c.verdict == "PASS"}
-    assert passed == {c.op for c in found.cells} and len(passed) >= 23, "an op that came later is in the next run"
+    published = results.load(document)
+    assert not results.failed(published) and published.environment.device_name == "NVIDIA H200"
+    passed = {c.op for c in published.cells if c.verdict == "PASS"}
+    assert passed == {c.op for c in published.cells} and len(passed) >= 23, "an op that came later is in the next run"

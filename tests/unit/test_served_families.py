@@ -25,8 +25,8 @@ from ferryman.porting.model.generic import _measured as measured
 CLOSE = 32 * torch.finfo(torch.float32).eps  # of sums of tens of products, in another order
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+def relative(actual: Tensor, wanted: Tensor) -> float:
+    return float((actual.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 def test_a_soft_cap_is_served_where_the_models_own_function_is_the_op() -> None:
@@ -41,11 +41,11 @@ def test_a_soft_cap_is_served_where_the_models_own_function_is_the_op() -> None:
         report = port(model)
         assert model.config._attn_implementation == "ferryman"
         with ferryman.trace() as traced:
-            found = model(input_ids=tokens, attention_mask=padding).logits
-    made = sum(n for (op, _), n in traced.calls.items() if op == "attention")
-    assert made == report.calls(1)["attention"] == model.config.num_hidden_layers
+            output = model(input_ids=tokens, attention_mask=padding).logits
+    count = sum(n for (op, _), n in traced.calls.items() if op == "attention")
+    assert count == report.calls(1)["attention"] == model.config.num_hidden_layers
     seen = padding.bool()
-    assert relative(found[seen], plain[seen]) < 2.0**-15
+    assert relative(output[seen], plain[seen]) < 2.0**-15
     unport(model)
     assert model.config._attn_implementation == "eager"
 
@@ -71,12 +71,12 @@ def test_a_soft_cap_with_a_bias_that_learns_is_what_the_library_computes(causal:
     bias = torch.randn(1, 4, 5, 5, requires_grad=True)
     module: Any = types.SimpleNamespace(num_key_value_groups=2, training=False, head_dim=16, is_causal=causal)
     with ferryman.trace() as traced:
-        found, _ = attention_forward(module, q, k, v, None, softcap=1.5, position_bias=bias)
+        output, _ = attention_forward(module, q, k, v, None, softcap=1.5, position_bias=bias)
     assert not traced.calls
     hidden = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1) if causal else torch.zeros(5, 5)
     wanted, _ = eager_attention_forward(module, q, k, v, bias + hidden, softcap=1.5)
-    assert relative(found, wanted) < CLOSE
-    slopes = [torch.autograd.grad(out.square().sum(), bias)[0] for out in (found, wanted)]
+    assert relative(output, wanted) < CLOSE
+    slopes = [torch.autograd.grad(out.square().sum(), bias)[0] for out in (output, wanted)]
     assert relative(*slopes) < CLOSE
     with pytest.raises(PortError, match="paged cache"):
         attention_forward(module, q, k, v, None, softcap=1.5, position_bias=bias, cache=object())
@@ -85,7 +85,7 @@ def test_a_soft_cap_with_a_bias_that_learns_is_what_the_library_computes(causal:
 def test_a_mask_of_both_directions_is_made_where_there_is_padding_only() -> None:
     from transformers.masking_utils import bidirectional_mask_function
 
-    def made(padding: Tensor | None, skip: bool = True) -> Tensor | None:
+    def mask_of(padding: Tensor | None, skip: bool = True) -> Tensor | None:
         return attention_mask(
             2,
             4,
@@ -97,11 +97,11 @@ def test_a_mask_of_both_directions_is_made_where_there_is_padding_only() -> None
         )
 
     padding = torch.ones(2, 6, dtype=torch.long)
-    assert made(None) is None and made(padding) is None
-    whole = made(None, skip=False)
+    assert mask_of(None) is None and mask_of(padding) is None
+    whole = mask_of(None, skip=False)
     assert whole is not None and bool(whole.all())
     padding[1, 4:] = 0
-    mask = made(padding)
+    mask = mask_of(padding)
     assert mask is not None and torch.equal(mask, padding.bool()[:, None, None].expand(2, 1, 4, 6))
 
 
@@ -116,8 +116,8 @@ def test_a_layer_that_passes_no_window_is_given_it_as_a_mask() -> None:
     def generated() -> Tensor:
         torch.manual_seed(0)
         options = {"max_new_tokens": 3, "do_sample": False, "cache_implementation": "static"}
-        made: Tensor = model.generate(**inputs, **options).sequences  # type: ignore[operator]
-        return made
+        sequences: Tensor = model.generate(**inputs, **options).sequences  # type: ignore[operator]
+        return sequences
 
     plain = generated()
     port(model)
@@ -139,8 +139,8 @@ def test_attention_in_a_loop_is_counted_as_open() -> None:
 def test_one_head_of_keys_is_broadcast() -> None:
     q, k, v = (torch.randn(2, n, 5, 16) for n in (3, 1, 1))
     with ferryman.trace() as traced:
-        found = scaled_dot_product_attention(q, k, v, None, 0.0, True)
-    assert relative(found, functional.scaled_dot_product_attention(q, k, v, is_causal=True)) < CLOSE
+        output = scaled_dot_product_attention(q, k, v, None, 0.0, True)
+    assert relative(output, functional.scaled_dot_product_attention(q, k, v, is_causal=True)) < CLOSE
     assert sum(traced.calls.values()) == 1
 
 
@@ -157,9 +157,9 @@ def test_heads_of_three_and_of_four_dimensions_are_turned_by_one_function() -> N
         q, k = (torch.randn(*batch, 6, heads, 16) for heads in (4, 2))
         angles = [torch.randn(*batch, 6, 16) for _ in range(2)]
         with ferryman.trace() as traced:
-            found = served(q, k, *angles)
+            rotated = served(q, k, *angles)
         assert sum(traced.calls.values()) == 1
-        assert all(relative(f, w) < CLOSE for f, w in zip(found, turned(q, k, *angles), strict=True))
+        assert all(relative(f, w) < CLOSE for f, w in zip(rotated, turned(q, k, *angles), strict=True))
     with ferryman.trace() as traced:
         served(torch.randn(6, 4, 16), torch.randn(6, 2, 16), torch.randn(1, 6, 1), torch.randn(1, 6, 1))
     assert not traced.calls
@@ -187,10 +187,10 @@ def test_what_a_model_reads_of_its_inputs_sizes_is_known_without_data() -> None:
         assert out.shape == (1024 + 12, 64)
         return out
 
-    found = account.account(Reader(), run)
-    assert found.ported.calls() == {"linear": 1}
+    coverage = account.account(Reader(), run)
+    assert coverage.ported.calls() == {"linear": 1}
     again = account.account(Reader(), run, data=True)
-    assert again.ported.served["linear"] == found.ported.served["linear"]
+    assert again.ported.served["linear"] == coverage.ported.served["linear"]
 
 
 class Weighing(nn.Module):
@@ -211,8 +211,8 @@ def test_a_softmax_that_is_cast_back_to_its_inputs_dtype_is_served() -> None:
     port(model)
     for dtype, wanted in plain.items():
         with ferryman.trace() as traced:
-            found = model(x, x.to(dtype))
-        assert found.dtype is dtype and relative(found, wanted) <= torch.finfo(torch.bfloat16).eps / 2
+            output = model(x, x.to(dtype))
+        assert output.dtype is dtype and relative(output, wanted) <= torch.finfo(torch.bfloat16).eps / 2
         assert [op for op, _ in traced.calls] == (["softmax"] if dtype is torch.bfloat16 else [])
     unport(model)
 

@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_test_is_in_one_share() -> None:
-    made: list[Any] = [SimpleNamespace(nodeid=f"tests/unit/test_x.py::test_{i}") for i in range(400)]
+    tests: list[Any] = [SimpleNamespace(nodeid=f"tests/unit/test_x.py::test_{i}") for i in range(400)]
     shares = []
     for turn in range(7):
-        items = list(made)
+        items = list(tests)
         keep_share(items, f"{turn}/7")
         shares.append(items)
-    assert sorted(i.nodeid for share in shares for i in share) == sorted(i.nodeid for i in made)
+    assert sorted(i.nodeid for share in shares for i in share) == sorted(i.nodeid for i in tests)
     assert all(30 < len(share) < 90 for share in shares)
 
 
@@ -46,14 +46,14 @@ def test_what_is_printed_of_the_parts(tmp_path: Path) -> None:
     """The functions of .ci/run, with two parts of which the second fails."""
     script = (ROOT / ".ci" / "run").read_text()
     functions = script[script.index("begun=") : script.index("trap total EXIT")]
-    told = subprocess.run(
+    completed = subprocess.run(
         ["sh", "-euc", functions + 'trap total EXIT; step 9 "one: two"; sleep 1; step 7 three; exit 3'],
         capture_output=True,
         text=True,
     )
-    assert told.returncode == 3 and not told.stderr
+    assert completed.returncode == 3 and not completed.stderr
     assert re.search(
-        r"==> times\n +[12] s of +9  one: two\n +\d s of +7  three\n +\d s of  1800  together\n", told.stdout
+        r"==> times\n +[12] s of +9  one: two\n +\d s of +7  three\n +\d s of  1800  together\n", completed.stdout
     )
 
 

@@ -354,16 +354,16 @@ class _DriverError(RuntimeError):
 
 def _cuda_runtime() -> Any:
     """A CudaRuntime on a stand-in for CuPy."""
-    found = cuda.CudaRuntime.__new__(cuda.CudaRuntime)
-    launcher.LoadedUnits.__init__(found)
-    found._cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(ExternalStream=lambda raw: ["stream", raw]))
-    found._float32 = lambda v: ("float32", v)
-    found.attributes = []
-    found._driver = types.SimpleNamespace(
-        CUDADriverError=_DriverError, funcSetAttribute=lambda *a: found.attributes.append(a)
+    runtime = cuda.CudaRuntime.__new__(cuda.CudaRuntime)
+    launcher.LoadedUnits.__init__(runtime)
+    runtime._cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(ExternalStream=lambda raw: ["stream", raw]))
+    runtime._float32 = lambda v: ("float32", v)
+    runtime.attributes = []
+    runtime._driver = types.SimpleNamespace(
+        CUDADriverError=_DriverError, funcSetAttribute=lambda *a: runtime.attributes.append(a)
     )
-    found._streams, found._starts_early = {}, {}
-    return found
+    runtime._streams, runtime._starts_early = {}, {}
+    return runtime
 
 
 class _Function:
@@ -378,12 +378,12 @@ class _Function:
 
 
 def test_cuda_launches_on_torchs_stream_with_32_bit_floats() -> None:
-    found, function = _cuda_runtime(), _Function()
-    found.start(function, 5, 0, 3, 256, 0, (2**40, 1e-6, 7))
-    found.start(function, 5, 0, 3, 256, 65_536, (1,))
+    runtime, function = _cuda_runtime(), _Function()
+    runtime.start(function, 5, 0, 3, 256, 0, (2**40, 1e-6, 7))
+    runtime.start(function, 5, 0, 3, 256, 65_536, (1,))
     assert function.calls[0] == ((3, 1, 1), (256, 1, 1), (2**40, ("float32", 1e-6), 7), 0, ["stream", 5])
     assert function.calls[0][4] is function.calls[1][4], "the stream object is kept"
-    assert found.attributes == [(99, 8, 65_536)], "more than 48 KiB of shared memory must be asked for"
+    assert runtime.attributes == [(99, 8, 65_536)], "more than 48 KiB of shared memory must be asked for"
 
 
 def test_a_refused_launch_is_a_launch_error_and_everything_else_rises() -> None:
@@ -414,24 +414,31 @@ class _Driver:
         self.cuCtxSetCurrent = lambda context: self.contexts.append(context.value)
 
     def _launch(self, where: Any, function: int, parameters: Any, extra: int | None) -> int:
-        made = where.contents
+        config = where.contents
         kinds = (ctypes.c_int64, ctypes.c_float, ctypes.c_int64, ctypes.c_int64)
         read = [kind.from_address(parameters[i]).value for i, kind in enumerate(kinds)]
-        sizes = (list(made.grid), list(made.block), made.shared, made.stream or 0, made.attributes, made.number)
+        sizes = (
+            list(config.grid),
+            list(config.block),
+            config.shared,
+            config.stream or 0,
+            config.attributes,
+            config.number,
+        )
         self.launches.append((function, sizes, read, extra))
         return next(self.statuses, 0)
 
 
 def _bound(driver: _Driver, shared: int = 0) -> tuple[Any, Any]:
-    found = _cuda_runtime()
-    found._library = driver
-    return found, found.bind(_Function(), 0, 3, 256, shared, (2**40, 0.5, 7, 8), (0, 3))
+    runtime = _cuda_runtime()
+    runtime._library = driver
+    return runtime, runtime.bind(_Function(), 0, 3, 256, shared, (2**40, 0.5, 7, 8), (0, 3))
 
 
 def test_a_bound_launch_packs_its_arguments_for_the_driver() -> None:
     assert ctypes.sizeof(cuda._Configuration) == 56 and cuda._Configuration.stream.offset == 32
     driver = _Driver()
-    found, launch = _bound(driver, 65_536)
+    runtime, launch = _bound(driver, 65_536)
     launch(5, 2**41 + 1, 2**62)
     launch(2**40, 3, 4)
     gc.collect()
@@ -442,7 +449,7 @@ def test_a_bound_launch_packs_its_arguments_for_the_driver() -> None:
         (99, (*sizes, 2**40, None, 0), [3, 0.5, 7, 4], None),
         (99, (*sizes, 5, None, 0), [-1, 0.5, 7, 6], None),
     ]
-    assert found.attributes == [(99, 8, 65_536)], "asked for once, when bound"
+    assert runtime.attributes == [(99, 8, 65_536)], "asked for once, when bound"
 
 
 @pytest.mark.parametrize(
@@ -453,15 +460,15 @@ def test_an_overlapping_kernel_is_launched_early_where_device_and_driver_can(
     capability: tuple[int, int], version: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
-    driver, found = _Driver(version=version), _cuda_runtime()
-    found._library = driver
-    launch = found.bind(_Function(), 0, 3, 256, 0, (2**40, 0.5, 7, 8), (0, 3), overlapping=True)
+    driver, runtime = _Driver(version=version), _cuda_runtime()
+    runtime._library = driver
+    launch = runtime.bind(_Function(), 0, 3, 256, 0, (2**40, 0.5, 7, 8), (0, 3), overlapping=True)
     gc.collect()
     for stream in (5, 6):
         launch(stream, 1, 2)
     function = _Function()
-    found.start(function, 7, 0, 3, 256, 65_536, (2**41, 0.25, 7, 8), overlapping=True)
-    assert found.attributes == [(99, 8, 65_536)] and len(function.calls) == 1 - number, (
+    runtime.start(function, 7, 0, 3, 256, 65_536, (2**41, 0.25, 7, 8), overlapping=True)
+    assert runtime.attributes == [(99, 8, 65_536)] and len(function.calls) == 1 - number, (
         "no launch of CuPy's where early"
     )
     assert len(driver.launches) == 2 + number
@@ -483,9 +490,9 @@ def test_an_early_launch_types_its_errors_and_leaves_a_thread_without_context_to
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
 
     def start(status: int) -> _Function:
-        found, function = _cuda_runtime(), _Function()
-        found._library = _Driver([status])
-        found.start(function, 0, 0, 3, 256, 0, (2**40, 0.5, 7, 8), overlapping=True)
+        runtime, function = _cuda_runtime(), _Function()
+        runtime._library = _Driver([status])
+        runtime.start(function, 0, 0, 3, 256, 0, (2**40, 0.5, 7, 8), overlapping=True)
         return function
 
     assert start(0).calls == []
@@ -521,9 +528,9 @@ def test_a_bound_launch_types_its_errors_and_brings_its_context() -> None:
 
 
 def test_a_driver_without_the_newer_launch_is_served_through_cupy() -> None:
-    found, function = _cuda_runtime(), _Function()
-    found._library = types.SimpleNamespace()
-    found.bind(function, 0, 3, 256, 0, (2**40, 0.5, 7, 8), (0, 3))(5, 1, 2)
+    runtime, function = _cuda_runtime(), _Function()
+    runtime._library = types.SimpleNamespace()
+    runtime.bind(function, 0, 3, 256, 0, (2**40, 0.5, 7, 8), (0, 3))(5, 1, 2)
     assert function.calls[0][2] == (1, ("float32", 0.5), 7, 2)
 
 
@@ -538,11 +545,11 @@ class _FakeHip:
 
 def test_hip_launch_packs_its_arguments_and_types_its_errors() -> None:
     def start(status: int) -> _FakeHip:
-        found = hip.HipRuntime.__new__(hip.HipRuntime)
-        launcher.LoadedUnits.__init__(found)
-        found._hip = _FakeHip(status)
-        found.start(("kernel", "module", b""), 77, 0, 3, 256, 4096, (2**40, 0.5))
-        return found._hip
+        runtime = hip.HipRuntime.__new__(hip.HipRuntime)
+        launcher.LoadedUnits.__init__(runtime)
+        runtime._hip = _FakeHip(status)
+        runtime.start(("kernel", "module", b""), 77, 0, 3, 256, 4096, (2**40, 0.5))
+        return runtime._hip
 
     (call,) = start(0).calls
     assert call[:10] == ("kernel", 3, 1, 1, 256, 1, 1, 4096, 77, None)

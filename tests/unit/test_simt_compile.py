@@ -36,20 +36,20 @@ def _require(arch: str) -> None:
 
 
 def _check(artefact: Artefact, names: list[str], arch: str) -> None:
-    found = artefact.resources
+    usage = artefact.resources
     assert artefact.arch == arch
     if vendor_of(arch) == "nvidia":  # resources: the largest over the kernels
         assert artefact.kind == "cubin" and artefact.image[:4] == b"\x7fELF"
         assert all(f".text.{name}\0".encode() in artefact.image for name in names)
-        assert 0 < found["registers"] <= 255
-        assert found["spill_stores"] == 0, f"{names} spill {found['spill_stores']} bytes"
+        assert 0 < usage["registers"] <= 255
+        assert usage["spill_stores"] == 0, f"{names} spill {usage['spill_stores']} bytes"
         return
     kernels = resources.kernels(artefact.image)
     assert artefact.kind == "hsaco" and sorted(kernel[".name"] for kernel in kernels) == sorted(names)
-    assert found["wave"] == wave_of(arch) and 0 < found["registers"] <= 256
-    assert found["scratch"] == 0, f"{names} use {found['scratch']} bytes of scratch"
+    assert usage["wave"] == wave_of(arch) and 0 < usage["registers"] <= 256
+    assert usage["scratch"] == 0, f"{names} use {usage['scratch']} bytes of scratch"
     # static shared memory is the reduction's partials, nothing else
-    assert found["shared"] <= 256
+    assert usage["shared"] <= 256
     # the launcher's arguments: 64-bit each, and eps in 32
     for kernel in kernels:
         sizes = [a[".size"] for a in kernel[".args"] if not a[".value_kind"].startswith("hidden")]

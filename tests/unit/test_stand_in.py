@@ -58,8 +58,8 @@ def worker(*arguments: str, timeout: float = 280) -> Any:
     return json.loads(done.stdout)
 
 
-def judge(found: dict[str, list[dict[str, Any]]], known: Profile, dtype: str) -> None:
-    for family, rows in found.items():
+def judge(swept: dict[str, list[dict[str, Any]]], known: Profile, dtype: str) -> None:
+    for family, rows in swept.items():
         assert rows and [r for r in rows if r["error"]] == []
         assert {(r["target"], r["image"]) for r in rows} == {(known.arch, "sm_90")}
         assert [r for r in rows if r["shared"] > known.shared_memory] == []
@@ -67,7 +67,7 @@ def judge(found: dict[str, list[dict[str, Any]]], known: Profile, dtype: str) ->
         # a product of 16 bits or tf32 is one of Ampere's matrix unit, in the PTX and in the machine code
         assert [r for r in rows if r["dots"] and not ("HMMA" in r["older"] and r["products"])] == []
         assert family in PRODUCTS or not any(r["dots"] for r in rows)
-    assert dtype == "float32" or all(any(r["dots"] for r in rows) for f, rows in found.items() if f in PRODUCTS)
+    assert dtype == "float32" or all(any(r["dots"] for r in rows) for f, rows in swept.items() if f in PRODUCTS)
 
 
 def test_a_devices_own_arch_keeps_its_own_instructions() -> None:
@@ -92,43 +92,43 @@ def test_ptx_becomes_machine_code_with_the_older_devices_instructions(
 
 def test_the_cases_reach_every_tile_of_an_a100() -> None:
     """Of those that `ferryman compile` builds; tf32's are for another setting (tests/gpu/test_ampere_gpu.py)."""
-    found = {dtype: worker("reach", dtype) for dtype in ("bfloat16", "float32")}
-    assert found["bfloat16"]["left"] == []
-    assert [name for name in found["float32"]["left"] if not name.startswith("_matmul")] == []
-    idle = [case for case in found["bfloat16"]["idle"] if case in found["float32"]["idle"]]
+    reached = {dtype: worker("reach", dtype) for dtype in ("bfloat16", "float32")}
+    assert reached["bfloat16"]["left"] == []
+    assert [name for name in reached["float32"]["left"] if not name.startswith("_matmul")] == []
+    idle = [case for case in reached["bfloat16"]["idle"] if case in reached["float32"]["idle"]]
     assert idle == [], "cases that reach nothing new"
 
 
 def test_what_reaches_the_driver() -> None:
-    found = worker("launches")
+    report = worker("launches")
     # one image for each configuration, the older device's shared memory, the machine code of the one that is here
-    assert [(k["name"], k["image"]) for k in found["loaded"]] == [("_norm", "sm_90"), ("_matmul", "sm_90")]
-    assert found["loaded"][1]["shared"] > 48 * 1024
-    first, again, product = found["launched"]
+    assert [(k["name"], k["image"]) for k in report["loaded"]] == [("_norm", "sm_90"), ("_matmul", "sm_90")]
+    assert report["loaded"][1]["shared"] > 48 * 1024
+    first, again, product = report["launched"]
     assert first == again and first["grid"] == [6, 1, 1] and first["stream"] == 7 and first["function"] == 41
     # every parameter in its place, constants included: what Triton's own launcher takes
     assert first["values"][:6] == [[6, 320], None, [320], None, [6, 320], None] and "CAST" in first["constants"]
     assert product["function"] == 42 and product["values"][:2] == [[6, 320], [320, 256]]
-    assert found["counts"] == [["_norm", "sm_80", "sm_90", 2], ["_matmul", "sm_80", "sm_90", 1]]
-    assert set(found["asm"].values()) == {".target sm_80"}
+    assert report["counts"] == [["_norm", "sm_80", "sm_90", 2], ["_matmul", "sm_80", "sm_90", 1]]
+    assert set(report["asm"].values()) == {".target sm_80"}
     route = "sm_80 PTX of the a100-sxm-80 configuration, executed on NVIDIA H200: "
-    assert found["evidence"] == route + "_matmul x1, _norm x2"
-    assert found["nothing"] == found["after"] == route + "no kernel was launched"
-    assert found["replayed"] == "launches that are redirected"
-    assert found["multithreaded"] is False, "a backward on autograd's own thread would be the device's own"
-    assert found["redirected"] is False
+    assert report["evidence"] == route + "_matmul x1, _norm x2"
+    assert report["nothing"] == report["after"] == route + "no kernel was launched"
+    assert report["replayed"] == "launches that are redirected"
+    assert report["multithreaded"] is False, "a backward on autograd's own thread would be the device's own"
+    assert report["redirected"] is False
 
 
 def test_what_the_older_device_could_not_run_is_refused() -> None:
-    found = worker("refusals")
-    assert "shared: 180224 needed, sm_80 has 166912 for a block" in found["an H200's stages"]
-    assert "required: sm_80" in found["another target"]
-    assert found["damaged"].startswith(
+    refusals = worker("refusals")
+    assert "shared: 180224 needed, sm_80 has 166912 for a block" in refusals["an H200's stages"]
+    assert "required: sm_80" in refusals["another target"]
+    assert refusals["damaged"].startswith(
         "CompileError: triton could not compile _matmul for sm_90:\nptxas, exit code 255"
     )
-    assert "Unknown modifier '.sink'" in found["damaged"] and len(found["damaged"].splitlines()) <= 21
-    assert "higher than default SM version" in found["older"]
-    assert found["simt"] == (
+    assert "Unknown modifier '.sink'" in refusals["damaged"] and len(refusals["damaged"].splitlines()) <= 21
+    assert "higher than default SM version" in refusals["older"]
+    assert refusals["simt"] == (
         "BackendUnavailable: u: NVIDIA H200 stands in for a100-sxm-80: it executes Triton kernels alone"
     )
 
@@ -154,9 +154,9 @@ def test_what_the_older_device_could_not_run_is_refused() -> None:
     ],
 )
 def test_who_stands_in_for_whom(known: str, here: str, why: str | None) -> None:
-    found = stand_in_route.obstacle(profile(known), profile(here))
+    obstacle = stand_in_route.obstacle(profile(known), profile(here))
     if why is None:
-        assert found is None
+        assert obstacle is None
     else:
         with pytest.raises(ArgumentError) as raised:
             stand_in_route.require(profile(known), profile(here))

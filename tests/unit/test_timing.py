@@ -80,13 +80,13 @@ def test_the_time_is_the_devices(clocks: Clocks, number: int, host: float, devic
 
 
 def test_one_late_repeat_in_four_does_not_count(clocks: Clocks) -> None:
-    made = 0
+    calls = 0
 
     def call() -> None:
-        nonlocal made
-        made += 1
+        nonlocal calls
+        calls += 1
         clocks.launch(5e-6, 10e-6)
-        clocks.host += 20e-3 if made % 4 == 0 else 0.0  # longer than any flush
+        clocks.host += 20e-3 if calls % 4 == 0 else 0.0  # longer than any flush
         clocks.launch(5e-6, 10e-6)
 
     seconds, clock = timing.events(call, GPU)

@@ -86,14 +86,14 @@ def tokens(batch: int = 2, length: int = 19, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def logits(model: Any, prompt: Tensor, **more: Any) -> Tensor:
-    found: Tensor = model(prompt, **more).logits
-    return found
+    scores: Tensor = model(prompt, **more).logits
+    return scores
 
 
 @torch.no_grad()
 def greedy(model: Any, prompt: Tensor, **more: Any) -> Tensor:
-    found: Tensor = model.generate(prompt, max_new_tokens=9, do_sample=False, **more)
-    return found
+    sequence: Tensor = model.generate(prompt, max_new_tokens=9, do_sample=False, **more)
+    return sequence
 
 
 def served(traced: Any, op: str) -> int:
@@ -252,15 +252,15 @@ def _drawn_mask(draw: random.Random, kind: str) -> tuple[dict[str, Any], int, in
             row[: draw.randint(0, before + rows)] = False
             if draw.random() < 0.3:
                 row[draw.randrange(before + rows)] ^= True  # a hole, or a key alone
-    made: dict[str, Any] = {"mask_function": causal_mask_function, "config": SimpleNamespace()}
+    options: dict[str, Any] = {"mask_function": causal_mask_function, "config": SimpleNamespace()}
     if kind == "window":
-        made |= {"mask_function": sliding_window_causal_mask_function(size), "local_size": size}
-        made["config"] = SimpleNamespace(sliding_window=size)
+        options |= {"mask_function": sliding_window_causal_mask_function(size), "local_size": size}
+        options["config"] = SimpleNamespace(sliding_window=size)
     if kind == "chunk":
         hidden = torch.zeros(batch, dtype=torch.long) if padding is None else (padding.cumsum(-1) == 0).sum(-1)
-        made |= {"mask_function": chunked_causal_mask_function(size, hidden), "local_size": size}
-        made["config"] = SimpleNamespace(attention_chunk_size=size)
-    made |= {
+        options |= {"mask_function": chunked_causal_mask_function(size, hidden), "local_size": size}
+        options["config"] = SimpleNamespace(attention_chunk_size=size)
+    options |= {
         "batch_size": batch,
         "q_length": rows,
         "kv_length": keys,
@@ -268,7 +268,7 @@ def _drawn_mask(draw: random.Random, kind: str) -> tuple[dict[str, Any], int, in
         "kv_offset": offset,
         "attention_mask": padding,
     }
-    return made, batch, rows, keys
+    return options, batch, rows, keys
 
 
 @pytest.mark.parametrize("kind", ["all", "window", "chunk"])
@@ -360,22 +360,22 @@ def test_whose_the_attention_of_a_compiled_model_is(attention_mask: torch.Tensor
     given: dict[str, Any] = {"use_cache": False, "attention_mask": attention_mask}
     wanted = logits(model, tokens(length=24), **given)
     port(model)
-    found: list[str] = []
+    targets: list[str] = []
 
     def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
-        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
     compiled = torch.compile(model, fullgraph=True, backend=looking)
     seen = torch.ones(2, 24, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     assert relative(logits(compiled, tokens(length=24), **given)[seen], wanted[seen]) < 1e-6
-    assert sum("ferryman.attention" in name for name in found) == called
-    assert sum("scaled_dot_product" in name for name in found) == 2 - called
+    assert sum("ferryman.attention" in name for name in targets) == called
+    assert sum("scaled_dot_product" in name for name in targets) == 2 - called
     with ferryman.use("torch"):  # a request is kept
         torch._dynamo.reset()
-        found.clear()
+        targets.clear()
         logits(torch.compile(model, fullgraph=True, backend=looking), tokens(length=24), **given)
-        assert sum("ferryman.attention" in name for name in found) == 2
+        assert sum("ferryman.attention" in name for name in targets) == 2
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
@@ -399,8 +399,8 @@ def test_a_compiled_encoder_without_padding_has_no_mask() -> None:
         return graph.forward
 
     with torch.no_grad():
-        found = torch.compile(model, fullgraph=True, backend=looking)(input_ids=ids).last_hidden_state
-    assert masks == [None, None] and relative(found, wanted) < 1e-6
+        hidden = torch.compile(model, fullgraph=True, backend=looking)(input_ids=ids).last_hidden_state
+    assert masks == [None, None] and relative(hidden, wanted) < 1e-6
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
@@ -419,8 +419,8 @@ def test_compiled_in_one_graph_for_all_lengths(name: str) -> None:
     assert not traced.calls
     before = counters["stats"]["unique_graphs"]
     for length in (25, 31, 40, 8, 57):
-        found = logits(compiled, tokens(length=length), use_cache=False)
-        assert relative(found, logits(model, tokens(length=length), use_cache=False)) < 1e-6
+        output = logits(compiled, tokens(length=length), use_cache=False)
+        assert relative(output, logits(model, tokens(length=length), use_cache=False)) < 1e-6
     assert counters["stats"]["unique_graphs"] - before <= (name == "mistral_window")  # shorter than the window, once
 
 
@@ -454,9 +454,9 @@ def test_copies_and_pickles_stay_ported_and_can_be_unported() -> None:
     model = build("llama")
     plain = logits(model, tokens())
     port(model)
-    found = logits(model, tokens())
+    output = logits(model, tokens())
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(logits(twin, tokens()), found)
+        assert torch.equal(logits(twin, tokens()), output)
         unport(twin)
         assert torch.equal(logits(twin, tokens()), plain)
         assert twin.config._attn_implementation == "sdpa"
@@ -475,15 +475,15 @@ def test_a_norm_promotes_dtypes_as_transformers_does(weight: torch.dtype, x: tor
     given = torch.randn(5, 48).to(x)
     wanted = norm(given)
     report = port(norm)
-    found = norm(given)
+    normed = norm(given)
     assert report.calls() == {"rms_norm": 1}
-    assert found.dtype == wanted.dtype
+    assert normed.dtype == wanted.dtype
     op, args = registry.primitive("rms_norm"), (given.double(), None, 1e-5, False)
     alone = op.body(*args)  # rounded to x's dtype before the weight
     exact, by = alone * norm.weight.double(), norm.weight.double().abs()
     room = by * (2.0**-24 * op.limits.bound(args, (alone,))[0]["accumulate"] + UNIT[x] * alone.abs())
-    room = room + UNIT[found.dtype] * (exact.abs() + room)
-    for result in (found, wanted):
+    room = room + UNIT[normed.dtype] * (exact.abs() + room)
+    for result in (normed, wanted):
         assert bool(((result.double() - exact).abs() <= room).all())
 
 
@@ -581,9 +581,9 @@ def test_attention_that_one_forward_calls_twice_is_not_counted_as_one() -> None:
     model = AutoModelForCausalLM.from_config(DiffLlamaConfig(**SMALL)).eval()
     wanted, report = logits(model, tokens()), port(model)
     with ferryman.trace() as traced:
-        found = logits(model, tokens())
+        output = logits(model, tokens())
     assert served(traced, "attention") == 4 and "attention" in report.maybe() and "attention" not in report.calls()
-    assert relative(found, wanted) <= 2.0**-18
+    assert relative(output, wanted) <= 2.0**-18
 
 
 def test_refusals_name_what_to_do() -> None:
@@ -611,9 +611,9 @@ def test_what_the_op_cannot_express_is_transformers_own() -> None:
     wide = torch.randn(1, 2, 3, 24)
     for value, given in ((q, {"position_bias": learns}), (wide, {}), (q, {"dropout": 1.0})):
         with ferryman.trace() as traced:
-            found, _ = attention_forward(module, q, q, value, None, **given)
+            output, _ = attention_forward(module, q, q, value, None, **given)
         wanted, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, q, q, value, None, **given)
-        assert torch.equal(found, wanted)
+        assert torch.equal(output, wanted)
         assert not traced.calls
 
 
@@ -622,9 +622,9 @@ def test_values_narrower_than_keys_and_a_fixed_bias_are_served() -> None:
     for value, given in ((narrow, {}), (q, {"position_bias": torch.randn(1, 2, 3, 3)})):
         given["is_causal"] = False
         with ferryman.trace() as traced:
-            found, _ = attention_forward(module, q, q, value, None, **given)
+            output, _ = attention_forward(module, q, q, value, None, **given)
         wanted, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, q, q, value, None, **given)
-        assert relative(found, wanted) < 16 * torch.finfo(torch.float32).eps  # sums of 16 products, in another order
+        assert relative(output, wanted) < 16 * torch.finfo(torch.float32).eps  # sums of 16 products, in another order
         assert served(traced, "attention") == sum(traced.calls.values()) == 1
 
 
@@ -637,9 +637,9 @@ def test_sinks_are_served_where_the_models_own_function_is_the_op() -> None:
     report = port(model)
     assert model.config._attn_implementation == "ferryman"
     with ferryman.trace() as traced:
-        found = logits(model, tokens())
+        output = logits(model, tokens())
     assert served(traced, "attention") == report.calls(1)["attention"] == model.config.num_hidden_layers
-    assert relative(found, plain) < 2.0**-15
+    assert relative(output, plain) < 2.0**-15
     unport(model)
     assert model.config._attn_implementation == "eager"
 
@@ -680,7 +680,7 @@ def test_sinks_with_dropout_are_a_key_more_of_transformers_own(masked: bool) -> 
         mask[..., 0] = True
     module.num_key_value_groups = 2
     with ferryman.trace() as traced:
-        found, _ = attention_forward(module, q, k, v, mask, dropout=1e-30, scaling=0.3, s_aux=sinks, is_causal=True)
+        output, _ = attention_forward(module, q, k, v, mask, dropout=1e-30, scaling=0.3, s_aux=sinks, is_causal=True)
     assert not traced.calls
     wanted = ops.attention(q, k, v, causal=mask is None, scale=0.3, mask=mask, sinks=sinks).transpose(1, 2)
-    assert relative(found, wanted) < 64 * torch.finfo(torch.float32).eps  # sums of 10 products in other orders
+    assert relative(output, wanted) < 64 * torch.finfo(torch.float32).eps  # sums of 10 products in other orders

@@ -71,8 +71,8 @@ def worker(*arguments: str, timeout: float = SECONDS) -> Any:
 
 def compiled(arch: str, dtype: str) -> dict[str, list[dict[str, Any]]]:
     """Every family in one worker: importing torch and triton costs as much as compiling a family."""
-    found: dict[str, list[dict[str, Any]]] = worker("compile", arch, dtype, timeout=SLOW_SECONDS)
-    return found
+    rows_of: dict[str, list[dict[str, Any]]] = worker("compile", arch, dtype, timeout=SLOW_SECONDS)
+    return rows_of
 
 
 def judge(arch: str, rows: list[dict[str, Any]]) -> None:
@@ -102,19 +102,19 @@ def test_the_whole_matrix_compiles(arch: str, dtype: str) -> None:
 
 
 def test_compile_reports_resources_and_refuses() -> None:
-    found = worker("refusals")
-    assert found["nvidia"]["kind"] == "cubin" and found["nvidia"]["resources"]["threads"] == 128
-    assert found["amd"]["kind"] == "hsaco" and found["amd"]["resources"]["wave"] == 64
-    assert 0 < found["nvidia"]["resources"]["registers"] <= 255
-    assert 0 < found["amd"]["resources"]["registers"] <= 512
-    assert "bogus" in found["unknown option"] and "ArgumentError" in found["unknown option"]
-    assert "waves_per_eu" in found["other vendor's option"]
-    assert "shared: 131072 needed, gfx942 has 65536" in found["shared memory"]
-    assert "threads: 2048 needed, gfx942 has 1024" in found["threads"]
-    assert "CompileError" in found["bad kernel"] and "sm_90" in found["bad kernel"]
-    assert "ArgumentError" in found["unknown arch"]
-    assert "missing ['n']" in found["incomplete"]
-    assert found["buffer loads"] and not found["buffer loads without ranges"]
+    report = worker("refusals")
+    assert report["nvidia"]["kind"] == "cubin" and report["nvidia"]["resources"]["threads"] == 128
+    assert report["amd"]["kind"] == "hsaco" and report["amd"]["resources"]["wave"] == 64
+    assert 0 < report["nvidia"]["resources"]["registers"] <= 255
+    assert 0 < report["amd"]["resources"]["registers"] <= 512
+    assert "bogus" in report["unknown option"] and "ArgumentError" in report["unknown option"]
+    assert "waves_per_eu" in report["other vendor's option"]
+    assert "shared: 131072 needed, gfx942 has 65536" in report["shared memory"]
+    assert "threads: 2048 needed, gfx942 has 1024" in report["threads"]
+    assert "CompileError" in report["bad kernel"] and "sm_90" in report["bad kernel"]
+    assert "ArgumentError" in report["unknown arch"]
+    assert "missing ['n']" in report["incomplete"]
+    assert report["buffer loads"] and not report["buffer loads without ranges"]
 
 
 def test_importing_the_backend_does_not_import_triton() -> None:
@@ -204,11 +204,11 @@ def test_short_rows_of_norms_take_two_warps_on_nvidia() -> None:
     short += [(1024, 2, 1 << 16, 0, arrays) for arrays in (1, 2)]
     # long rows, few rows, rows far apart
     others = [(2048, 2, 1 << 16, 0, 1), (128, 2, 16, 0, 1), (128, 2, 1 << 20, 1 << 27, 1)]
-    found = {arch: worker("norm tiles", arch, json.dumps([*short, *others])) for arch in ("sm_90", "gfx942")}
-    for call, (rows, block, warps, _) in zip(short, found["sm_90"], strict=False):
+    chosen = {arch: worker("norm tiles", arch, json.dumps([*short, *others])) for arch in ("sm_90", "gfx942")}
+    for call, (rows, block, warps, _) in zip(short, chosen["sm_90"], strict=False):
         assert warps == 2 and rows * block == (1024 if call[1] == 2 else 512), call
-    plain = {arch: [list(triton_rows.row_tile(TARGETS[arch], *call)) for call in [*short, *others]] for arch in found}
-    assert found["gfx942"] == plain["gfx942"] and found["sm_90"][-3:] == plain["sm_90"][-3:]
+    plain = {arch: [list(triton_rows.row_tile(TARGETS[arch], *call)) for call in [*short, *others]] for arch in chosen}
+    assert chosen["gfx942"] == plain["gfx942"] and chosen["sm_90"][-3:] == plain["sm_90"][-3:]
 
 
 def test_linear_chooses_no_tile_that_cannot_run() -> None:
@@ -219,14 +219,14 @@ def test_linear_chooses_no_tile_that_cannot_run() -> None:
         dataclasses.replace(TARGETS["gfx942"], shared_memory=32_768, max_threads=256),
         dataclasses.replace(TARGETS["gfx950"], shared_memory=49_152),
     ]
-    found = worker("tiles", json.dumps([dataclasses.asdict(t) | {"features": []} for t in [*TARGETS.values(), *less]]))
-    assert len(found) == 13
-    for target, rows in zip([*TARGETS.values(), *less], found, strict=True):
+    tables = worker("tiles", json.dumps([dataclasses.asdict(t) | {"features": []} for t in [*TARGETS.values(), *less]]))
+    assert len(tables) == 13
+    for target, rows in zip([*TARGETS.values(), *less], tables, strict=True):
         assert len(rows) == 2 * 3 * 4 * 2
         for chosen, shared, threads in rows:
             assert shared <= target.shared_memory and threads <= target.max_threads, (target, chosen)
     # the families' own tables lose nothing on a whole card, and the large tiles on a part of one
-    most = {name: max(shared for _, shared, _ in rows) for name, rows in zip(TARGETS, found, strict=False)}
+    most = {name: max(shared for _, shared, _ in rows) for name, rows in zip(TARGETS, tables, strict=False)}
     assert most["sm_90"] > 163_840 and most["gfx942"] > 32_768 and most["gfx950"] > 49_152, most
 
 
@@ -346,22 +346,22 @@ def refusals() -> dict[str, Any]:
         "unknown arch": (good, None, "mi300x"),
         "incomplete": (backend.Specialisation(copy, halves, {"BLOCK": 16}), None, "sm_90"),
     }
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for name, (source, options, arch) in cases.items():
         try:
             artefact = compiler.compile(source, options, arch, TARGETS.get(arch))
-            found[name] = f"compiled: {artefact.resources}"
+            report[name] = f"compiled: {artefact.resources}"
         except (ArgumentError, CompileError) as error:
-            found[name] = f"{type(error).__name__}: {error}"
+            report[name] = f"{type(error).__name__}: {error}"
     for vendor, arch in (("nvidia", "sm_90"), ("amd", "gfx942")):
         artefact = compiler.compile(good, None, arch)
-        found[vendor] = {"kind": artefact.kind, "resources": artefact.resources}
-    found["buffer loads"] = "buffer_load" in compiler.compile(good, None, "gfx942").log
+        report[vendor] = {"kind": artefact.kind, "resources": artefact.resources}
+    report["buffer loads"] = "buffer_load" in compiler.compile(good, None, "gfx942").log
     attributes = backend._attributes
     backend._attributes = lambda source, kind: {}  # type: ignore[assignment]
-    found["buffer loads without ranges"] = "buffer_load" in compiler.compile(good, None, "gfx942").log
+    report["buffer loads without ranges"] = "buffer_load" in compiler.compile(good, None, "gfx942").log
     backend._attributes = attributes
-    return found
+    return report
 
 
 def norm_tiles(arch: str, calls: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
@@ -373,7 +373,7 @@ def norm_tiles(arch: str, calls: list[tuple[int, ...]]) -> list[tuple[Any, ...]]
 def tiles(targets: list[dict[str, Any]]) -> list[list[tuple[str, int, int]]]:
     from ferryman.ops.matmul import triton_kernels as linear
 
-    found = []
+    chosen = []
     for facts in targets:
         target, rows = Target(**{**facts, "features": frozenset()}), []
         for itemsize, precision in ((2, "ieee"), (4, "ieee")):
@@ -383,8 +383,8 @@ def tiles(targets: list[dict[str, Any]]) -> list[list[tuple[str, int, int]]]:
                         tile = linear._tile(target, itemsize, precision, m, n)
                         shared = linear._shared_bytes(tile, target.vendor, itemsize)
                         rows.append((repr(tile), shared, tile.warps * target.wave))
-        found.append(rows)
-    return found
+        chosen.append(rows)
+    return chosen
 
 
 if __name__ == "__main__":

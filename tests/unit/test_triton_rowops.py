@@ -37,15 +37,15 @@ def run_worker(*arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("family", "dtype"), PAIRS)
 def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(family: str, dtype: str) -> None:
-    found = run_worker(family, dtype)
-    errors = found["errors"]
+    report = run_worker(family, dtype)
+    errors = report["errors"]
     assert {name.split(" ")[0] for name in errors} == set(FAMILIES[family])
     assert {n: e for n, e in errors.items() if e != "n/a" and not e <= 1.0} == {}
     # Ratios of a thousandth everywhere would mean a bound that binds nothing.
     for op in FAMILIES[family]:
         assert max(e for n, e in errors.items() if n.split(" ")[0] == op and e != "n/a") > 0.05, op
-    assert found["repeated"] >= 2
-    assert {n: found[n] for n in ("unequal_runs", "changed_inputs", "aliases") if found[n]} == {}
+    assert report["repeated"] >= 2
+    assert {n: report[n] for n in ("unequal_runs", "changed_inputs", "aliases") if report[n]} == {}
 
 
 def test_interpreted_bfloat16_linear_refuses() -> None:

@@ -60,9 +60,9 @@ def tune(path: Path, *names: str, **more: Any) -> list[tuning.Outcome]:
 
 def test_the_fastest_that_is_right_is_written_and_the_others_with_their_reasons(planted: None, tmp_path: Path) -> None:
     path = tmp_path / "lock.json"
-    found = tune(path, "torch", "slow", "wrong", "crash", "raises", "late")
-    assert [o.result for o in found] == ["written"] * 2
-    for one in found:
+    outcomes = tune(path, "torch", "slow", "wrong", "crash", "raises", "late")
+    assert [o.result for o in outcomes] == ["written"] * 2
+    for one in outcomes:
         entry = one.entry
         assert entry is not None and entry.implementation == "torch"
         by = {c.implementation: c for c in entry.candidates}
@@ -98,16 +98,16 @@ def test_a_default_that_is_wrong_is_not_what_the_others_are_judged_by(
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch", "definition"), (), 0)
     right.standard("silu_mul", torch.float32, 0, torch.device("cpu"))
     op = SILU if where != "where the definition fails, too" else dataclasses.replace(SILU, body=_no_memory)
-    found = worker.measure(plan, op, case, ["torch", "definition"], {}, lambda name: None)
+    cell = worker.measure(plan, op, case, ["torch", "definition"], {}, lambda name: None)
     if op is SILU:
-        assert list(found["trials"]) == ["definition"] and list(found["errors"]) == ["torch"]
-        assert "relative root mean square" in found["errors"]["torch"]
+        assert list(cell["trials"]) == ["definition"] and list(cell["errors"]) == ["torch"]
+        assert "relative root mean square" in cell["errors"]["torch"]
         alone = worker.measure(plan, op, case, ["torch"], {}, lambda name: None)
         # one that agrees with itself alone: only where the standard case tells
         assert list(alone["trials"]) == ([] if where == "everywhere" else ["torch"])
     else:
-        assert found["trials"] == {} and len(found["errors"]) == 2
-        assert all("is not known: the definition gives MemoryError: too large" in e for e in found["errors"].values())
+        assert cell["trials"] == {} and len(cell["errors"]) == 2
+        assert all("is not known: the definition gives MemoryError: too large" in e for e in cell["errors"].values())
 
 
 def _no_memory(*args: Any) -> Any:
@@ -156,11 +156,11 @@ def test_a_worker_ends_with_its_tuner_and_obeys_no_request_of_the_users(
 def test_a_failed_candidate_is_told_also_of_an_entry_that_is_kept(planted: None, tmp_path: Path) -> None:
     path = tmp_path / "lock.json"
     tune(path, "torch", "raises")
-    found = tune(path, "torch", "raises")
-    assert [o.result for o in found] == ["kept"] * 2
-    with contextlib.redirect_stdout(io.StringIO()) as told:
-        cli_tune._print(found, "float32")
-    assert told.getvalue().count(": raises failed: RuntimeError: no room; --again tries it once more") == 2
+    outcomes = tune(path, "torch", "raises")
+    assert [o.result for o in outcomes] == ["kept"] * 2
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        cli_tune._print(outcomes, "float32")
+    assert printed.getvalue().count(": raises failed: RuntimeError: no room; --again tries it once more") == 2
 
 
 def test_what_was_measured_before_is_not_lost_to_a_narrower_tuner(planted: None, tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_what_was_measured_before_is_not_lost_to_a_narrower_tuner(planted: None,
     assert whole is not None and whole.implementation == "torch"
     assert [o.entry.implementation for o in tune(path, "slow", again=True) if o.entry] == ["torch"] * 2
     tune(path, "definition")
-    held = lockfile_document.load(path).choices["silu_mul"]
-    entry = next(e for e in held.values() if e.case == whole.case)
+    entries = lockfile_document.load(path).choices["silu_mul"]
+    entry = next(e for e in entries.values() if e.case == whole.case)
     assert set(entry.times) == {"torch", "slow", "definition"} and entry.times["torch"] == whole.times["torch"]
     assert entry.seconds == min(entry.times.values()) or entry.implementation == "torch"
     assert entry.times["slow"] != whole.times["slow"]  # which was measured again
@@ -196,9 +196,9 @@ def test_an_output_that_is_empty_ends_no_process(planted: None, tmp_path: Path) 
     """linear_backward gives an empty gradient for a bias that is None: the candidate was recorded as a crash."""
     path = tmp_path / "lock.json"
     given = {"device": "cpu", "dtype": torch.float32, "silence": 60.0, "command": WORKER}
-    found = tuning.tune(path, ["linear_backward"], ["torch", "definition"], **given)  # type: ignore[arg-type]
-    assert [one.case for one in found] == ["square", "ragged"]  # without a bias, and with one
-    for one in found:
+    outcomes = tuning.tune(path, ["linear_backward"], ["torch", "definition"], **given)  # type: ignore[arg-type]
+    assert [one.case for one in outcomes] == ["square", "ragged"]  # without a bias, and with one
+    for one in outcomes:
         assert one.entry is not None and [c.error for c in one.entry.candidates] == [None, None]
 
 
@@ -241,9 +241,11 @@ def test_of_an_implementation_s_configurations_the_fastest_is_written_and_run(
             if name == "narrow":
                 ops.silu_mul(*args)
                 assert seen == [target]
-                told = ferryman.explain("silu_mul", *args)
-                assert {r.implementation: r.configuration for r in told.rows if r.configuration} == {"forms": "narrow"}
-                assert "chosen, measured in this region, narrow: " in str(told)
+                explanation = ferryman.explain("silu_mul", *args)
+                assert {r.implementation: r.configuration for r in explanation.rows if r.configuration} == {
+                    "forms": "narrow"
+                }
+                assert "chosen, measured in this region, narrow: " in str(explanation)
             rename(path, name, "narrow")
     finally:
         monkeypatch.undo()
@@ -251,18 +253,19 @@ def test_of_an_implementation_s_configurations_the_fastest_is_written_and_run(
 
 
 def test_a_candidate_that_hangs_costs_the_time_limit_and_no_more(planted: None, tmp_path: Path) -> None:
-    found = tune(tmp_path / "lock.json", "hang", "torch", silence=4.0)
-    assert [o.entry.implementation for o in found if o.entry is not None] == ["torch"] * 2
-    errors = [c.error for o in found for c in o.entry.candidates if c.seconds is None]  # type: ignore[union-attr]
-    told = "nothing within 4 s (time limit)"
-    assert errors == [told, f"left out: on {found[0].case} it gave {told}"]  # one limit for the op, not one a case
+    outcomes = tune(tmp_path / "lock.json", "hang", "torch", silence=4.0)
+    assert [o.entry.implementation for o in outcomes if o.entry is not None] == ["torch"] * 2
+    errors = [c.error for o in outcomes for c in o.entry.candidates if c.seconds is None]  # type: ignore[union-attr]
+    reason = "nothing within 4 s (time limit)"
+    # one limit for the op, not one a case
+    assert errors == [reason, f"left out: on {outcomes[0].case} it gave {reason}"]
 
 
 def test_quick_ends_when_its_time_is_over_and_blames_nobody(planted: None, tmp_path: Path) -> None:
     path, began = tmp_path / "lock.json", time.monotonic()
-    found = tune(path, "hang", "torch", quick=6.0)
+    outcomes = tune(path, "hang", "torch", quick=6.0)
     assert time.monotonic() - began < 20.0
-    assert all(o.left and o.entry is None for o in found) and len(found) == 2
+    assert all(o.left and o.entry is None for o in outcomes) and len(outcomes) == 2
     assert not path.exists()
 
 
@@ -270,8 +273,8 @@ def test_quick_takes_something_else_where_it_is_faster(
     planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank, "rank", lambda *_: [rank.Ranked("slow"), rank.Ranked("torch")])
-    found = tune(tmp_path / "lock.json", "slow", "torch", quick=120.0)
-    assert [o.entry.implementation for o in found if o.entry is not None] == ["torch"] * 2
+    outcomes = tune(tmp_path / "lock.json", "slow", "torch", quick=120.0)
+    assert [o.entry.implementation for o in outcomes if o.entry is not None] == ["torch"] * 2
 
 
 def test_quick_keeps_untuned_dispatchs_choice_in_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,14 +329,14 @@ def test_candidates_run_once_ahead_in_processes_of_their_own(
     notes = tmp_path / "notes"
     monkeypatch.setenv("FERRYMAN_TEST_NOTES", str(notes))
     monkeypatch.setattr(tuner, "AHEAD_CELLS", 1)
-    found = tune(tmp_path / "lock.json", "noted", "torch", ahead=2)
+    outcomes = tune(tmp_path / "lock.json", "noted", "torch", ahead=2)
     # each of the two cells was run by another process before the one that measured them both
     by = [line.split() for line in notes.read_text().splitlines()]
     pids = list(dict.fromkeys(pid for pid, _ in by))
     ahead = {pid: [size for p, size in by if p == pid] for pid in pids[:2]}
     assert len(pids) >= 3 and sorted(map(len, ahead.values())) == [2, 2]  # the standard case, and the cell's
     assert len({sizes[-1] for sizes in ahead.values()}) == 2
-    assert all(one.entry is not None for one in found)
+    assert all(one.entry is not None for one in outcomes)
     # one that hangs costs the limit, one that crashes its process; the measurement records them
     monkeypatch.setattr(tuner, "AHEAD_SECONDS", 8.0)
     start = time.monotonic()
@@ -349,17 +352,20 @@ def test_candidates_run_once_ahead_in_processes_of_their_own(
 
 
 def test_where_nothing_runs_nothing_is_written(planted: None, tmp_path: Path) -> None:
-    found = tune(tmp_path / "lock.json", "raises")
+    outcomes = tune(tmp_path / "lock.json", "raises")
     assert all(
-        o.entry is None and o.result.startswith("no candidate ran and was right: raises: RuntimeError") for o in found
+        o.entry is None and o.result.startswith("no candidate ran and was right: raises: RuntimeError")
+        for o in outcomes
     )
     assert not (tmp_path / "lock.json").exists()
 
 
 def test_a_worker_that_cannot_start_ends_the_run_and_not_in_a_loop(planted: None, tmp_path: Path) -> None:
-    found = tune(tmp_path / "lock.json", "torch", command=[sys.executable, "-c", "raise SystemExit('no such thing')"])
-    assert [o.entry for o in found] == [None, None]
-    assert all("ended with code 1: no such thing" in o.result for o in found)
+    outcomes = tune(
+        tmp_path / "lock.json", "torch", command=[sys.executable, "-c", "raise SystemExit('no such thing')"]
+    )
+    assert [o.entry for o in outcomes] == [None, None]
+    assert all("ended with code 1: no such thing" in o.result for o in outcomes)
 
 
 def test_what_stands_is_kept_until_its_kernels_change(
@@ -412,8 +418,8 @@ def test_the_packages_lockfile_is_in_force_without_a_setting(tmp_path: Path, mon
     monkeypatch.delenv("FERRYMAN_LOCKFILE")
     path.write_text(path.read_text().replace('"torch": "', '"torch": "1.'))  # not of this release: no word at each call
     assert served() == "torch"
-    told = doctor._choices(CPU)
-    assert told["hold"] == "0 of 1" and told["ignored"] and "torch is" in told["ignored"]
+    row = doctor._choices(CPU)
+    assert row["hold"] == "0 of 1" and row["ignored"] and "torch is" in row["ignored"]
     monkeypatch.undo()
     ferryman.reload()
 
@@ -441,8 +447,8 @@ def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
         "errors": {},
         "untrusted": ["clocks were lowered: hardware thermal slowdown"],
     }
-    found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch"])
-    assert found.entry is None and "hardware thermal slowdown" in found.result
+    outcome = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch"])
+    assert outcome.entry is None and "hardware thermal slowdown" in outcome.result
     assert not (tmp_path / "lock.json").exists()
 
 
@@ -456,22 +462,22 @@ os._exit(9)
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "reason"),
     [
         (r"os.write(2, b'\xff\xfe a crash')", "ended with code 9: \ufffd\ufffd a crash"),
         (r"os.write(1, b'{\"start\": nu')", "ended with code 9: it said nothing"),
         (r"os.write(1, b'\xff\xfe\n')", "ended with code 9: it said nothing"),
     ],
 )
-def test_a_worker_that_dies_in_the_middle_of_a_word_is_one_that_dies(how: str, told: str, tmp_path: Path) -> None:
+def test_a_worker_that_dies_in_the_middle_of_a_word_is_one_that_dies(how: str, reason: str, tmp_path: Path) -> None:
     cell = tuner._Cell(SILU, "x", ["torch"])
     written: list[Any] = []
     for _ in range(tuner.DEATHS):
         assert tuner._session({}, [cell], 60.0, [sys.executable, "-c", DYING.format(how)], written.append) == 0
-    assert told in cell.errors["torch"] and written == []
+    assert reason in cell.errors["torch"] and written == []
     for _ in range(tuner.DEATHS):  # at one that it was told to leave out: no end, else
         done = tuner._session({}, [cell], 60.0, [sys.executable, "-c", DYING.format(how)], written.append)
-    assert done == 1 and told in written[0]["lost"]
+    assert done == 1 and reason in written[0]["lost"]
 
 
 def test_what_a_worker_says_is_not_written_as_it_is(planted: None, tmp_path: Path) -> None:
@@ -489,8 +495,8 @@ def test_what_a_worker_says_is_not_written_as_it_is(planted: None, tmp_path: Pat
         "untrusted": [],
     }
     says = f"import sys, json; sys.stdin.readline(); print(json.dumps(dict(cell=json.loads({json.dumps(cell)!r}))))"
-    found = tune(tmp_path / "lock.json", "torch", "slow", "noted", "wrong", command=[sys.executable, "-c", says])
-    entry = found[0].entry
+    outcomes = tune(tmp_path / "lock.json", "torch", "slow", "noted", "wrong", command=[sys.executable, "-c", says])
+    entry = outcomes[0].entry
     assert entry is not None and entry.times == {"torch": 1e-3}
     errors = {c.implementation: c.error for c in entry.candidates if c.error is not None}
     assert errors == {
@@ -514,8 +520,8 @@ sys.path.insert(0, {str(Path(tune_planted.__file__).parents[2])!r})
 sys.argv = [{WORKER[1]!r}]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-    found = tune(tmp_path / "lock.json", "torch", command=[sys.executable, "-c", dies])
-    assert mark.exists() and [o.result for o in found] == ["written"] * 2
+    outcomes = tune(tmp_path / "lock.json", "torch", command=[sys.executable, "-c", dies])
+    assert mark.exists() and [o.result for o in outcomes] == ["written"] * 2
 
 
 def test_a_candidate_that_breaks_in_the_trials_leaves_the_others(
@@ -526,10 +532,10 @@ def test_a_candidate_that_breaks_in_the_trials_leaves_the_others(
     case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0]
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("late", "torch"), (), 0)
     monkeypatch.setattr(worker, "promising", lambda racing, starting: racing)
-    found = worker.measure(plan, SILU, case, ["late", "torch"], {}, lambda name: None)
-    assert found["errors"] == {"late": "RuntimeError: tired"} and len(found["trials"]["torch"]) == contender.TRIALS
-    assert not found["trials"]["late"] and not found["untrusted"]
-    assert found["noise"] is not None  # the one that fails was the one timed twice: another was, in another turn
+    cell = worker.measure(plan, SILU, case, ["late", "torch"], {}, lambda name: None)
+    assert cell["errors"] == {"late": "RuntimeError: tired"} and len(cell["trials"]["torch"]) == contender.TRIALS
+    assert not cell["trials"]["late"] and not cell["untrusted"]
+    assert cell["noise"] is not None  # the one that fails was the one timed twice: another was, in another turn
 
 
 def _tires() -> Any:
@@ -557,10 +563,10 @@ def test_a_choice_in_too_much_noise_is_not_written(tmp_path: Path) -> None:
         "errors": {},
         "untrusted": [],
     }
-    found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch", "definition"])
-    assert (found.entry, found.result) == (None, "not written: the noise is 300%; required: at most 20%")
-    found = tuner._written(tmp_path / "lock.json", CPU, cell | {"noise": 0.2}, ["torch", "definition"])
-    assert found.entry is not None and found.entry.implementation == "definition"
+    outcome = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch", "definition"])
+    assert (outcome.entry, outcome.result) == (None, "not written: the noise is 300%; required: at most 20%")
+    outcome = tuner._written(tmp_path / "lock.json", CPU, cell | {"noise": 0.2}, ["torch", "definition"])
+    assert outcome.entry is not None and outcome.entry.implementation == "definition"
 
 
 def test_an_entry_under_a_moved_region_is_measured_again(planted: None, tmp_path: Path) -> None:
@@ -573,8 +579,8 @@ def test_an_entry_under_a_moved_region_is_measured_again(planted: None, tmp_path
     moved = region.replace("gate=float32[2^", "gate=float32[2^1")  # a width or rows that the case has not
     entries[moved] = entries.pop(region)
     path.write_text(json.dumps(raw))
-    found = tune(path, "torch")
-    assert sorted((o.case, o.result) for o in found) == sorted(
+    outcomes = tune(path, "torch")
+    assert sorted((o.case, o.result) for o in outcomes) == sorted(
         (e.case.split(" ")[0], "written" if e is first else "kept") for e in (first, second)
     )
     assert region in lockfile_document.load(path).choices["silu_mul"]
@@ -582,7 +588,7 @@ def test_an_entry_under_a_moved_region_is_measured_again(planted: None, tmp_path
 
 def test_regions_are_known_before_the_measurement() -> None:
     """On meta tensors as on inputs, and as the packages' lockfiles have them."""
-    held = {
+    recorded = {
         (path.name.split(".")[0], op, entry.case): region
         for path in (Path(ferryman.__file__).parent / "device_profiles" / "data").glob("*.lock.json")
         for op, entries in lockfile_document.load(path).choices.items()
@@ -594,7 +600,7 @@ def test_regions_are_known_before_the_measurement() -> None:
         assert lockfile.region(op, grid.on_meta(op, case, torch.float32)) == lockfile.region(op, here), op.name
         for case in grid.cases(op, "full", torch.device("cuda")):
             region = lockfile.region(op, grid.on_meta(op, case, torch.bfloat16))
-            assert held.get(("h200", op.name, f"{case.name} bfloat16"), region) == region
+            assert recorded.get(("h200", op.name, f"{case.name} bfloat16"), region) == region
 
 
 @pytest.mark.parametrize("moving", [0, 2, 9])
@@ -608,9 +614,9 @@ def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, mo
     monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch",), (), 0)
     case = next(case for case in registry.evidence(SILU).cases() if case.tier == "small")
-    found = worker.measure(plan, SILU, case, ["torch"], {}, lambda name: None)
-    assert ran == [1, 9, 9][: moving + 1] and len(found["trials"]["torch"]) == contender.TRIALS
-    assert found["untrusted"] == (["the clock moved"] if moving >= contender.ATTEMPTS else [])
+    cell = worker.measure(plan, SILU, case, ["torch"], {}, lambda name: None)
+    assert ran == [1, 9, 9][: moving + 1] and len(cell["trials"]["torch"]) == contender.TRIALS
+    assert cell["untrusted"] == (["the clock moved"] if moving >= contender.ATTEMPTS else [])
 
 
 def test_clocks_that_sink_for_all_alike_leave_the_choice_as_it_is() -> None:
@@ -665,9 +671,9 @@ def test_of_more_candidates_than_eight_those_that_the_model_puts_first_are_measu
     monkeypatch.setattr(cost, "predictions", lambda op, work, profile: predicted)
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), tuple(names), (), 0)
     case = next(case for case in registry.evidence(SILU).cases() if case.tier == "small")
-    found = worker.measure(plan, SILU, case, names, {}, lambda name: None)
-    assert set(found["trials"]) == {"even10", *names[:7]} == ran and worker.MOST_CANDIDATES == 8
-    assert found["bytes"] > 0 and found["flops"] > 0 and found["errors"] == {}
+    cell = worker.measure(plan, SILU, case, names, {}, lambda name: None)
+    assert set(cell["trials"]) == {"even10", *names[:7]} == ran and worker.MOST_CANDIDATES == 8
+    assert cell["bytes"] > 0 and cell["flops"] > 0 and cell["errors"] == {}
 
 
 def test_check_says_what_is_measured_and_what_is_predicted(tmp_path: Path) -> None:
@@ -713,9 +719,9 @@ def test_the_command_checks_a_lockfile(tmp_path: Path) -> None:
     done = command(*arguments)
     assert done.code == 1 and "its kernels changed" in done.out and "0 of 1 entries hold here" in done.out
     done = command(*arguments, "--json")
-    told = json.loads(done.out)
-    assert done.code == 1 and (told["holds"], told["entries"], told["holding"]) == (False, 1, 0)
-    assert [(one["op"], one["region"]) for one in told["stale"]] == [("silu_mul", region)]
+    report = json.loads(done.out)
+    assert done.code == 1 and (report["holds"], report["entries"], report["holding"]) == (False, 1, 0)
+    assert [(one["op"], one["region"]) for one in report["stale"]] == [("silu_mul", region)]
     raw["stamp"]["torch"] = "1.0"
     path.write_text(json.dumps(raw))
     done = command(*arguments)
@@ -727,9 +733,9 @@ REGION = "gate=float32[2^4,64]c up=float32[2^4,64]c"
 
 
 def _entry(**more: Any) -> lockfile_entry.Entry:
-    made = {"implementation": "torch", "seconds": 1e-6, "kernels": lockfile_document.digest("silu_mul"), **more}
-    own = {key: made[key] for key in ("implementation", "seconds", "configuration") if key in made}
-    return lockfile_entry.Entry.model_validate({"candidates": [own], **made})
+    fields = {"implementation": "torch", "seconds": 1e-6, "kernels": lockfile_document.digest("silu_mul"), **more}
+    own = {key: fields[key] for key in ("implementation", "seconds", "configuration") if key in fields}
+    return lockfile_entry.Entry.model_validate({"candidates": [own], **fields})
 
 
 EDITS: dict[str, tuple[Any, str]] = {
@@ -760,14 +766,14 @@ EDITS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("what", EDITS)
 def test_a_hand_edited_entry_is_told_and_not_obeyed(what: str, tmp_path: Path) -> None:
-    path, (edit, told) = tmp_path / "lock.json", EDITS[what]
+    path, (edit, reason) = tmp_path / "lock.json", EDITS[what]
     entry = _entry(candidates=[{"implementation": "torch", "seconds": 1e-6}])
     lockfile_document.record(path, CPU, {"silu_mul": {REGION: entry}})
     raw = json.loads(path.read_text())
     raw["choices"]["silu_mul"][REGION] |= edit
     path.write_text(json.dumps(raw))
     done = command("tune", "--check", "--device", "cpu", "--lockfile", str(path))
-    assert done.code == 2 and told in done.err and "Traceback" not in done.err
+    assert done.code == 2 and reason in done.err and "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("edit", ["another choice", "moved", "the work", "no seal"])
@@ -854,9 +860,9 @@ def test_what_is_no_file_or_of_no_kind_is_told(tmp_path: Path) -> None:
         lockfile_document.load(tmp_path / "pipe")
     assert str(caught.value).count("cannot be read") == 1
     path = tmp_path / "lock.json"
-    for text, told in (('{"version": 3}', "has kind None, version 3; required: "), ("[]", "holds a list; required: ")):
+    for text, fault in (('{"version": 3}', "has kind None, version 3; required: "), ("[]", "holds a list; required: ")):
         path.write_text(text)
-        with pytest.raises(LockfileError, match=told):
+        with pytest.raises(LockfileError, match=fault):
             lockfile_document.load(path)
 
 
@@ -900,11 +906,11 @@ def test_a_lock_that_is_held_says_what_to_do(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_path_that_stdout_cannot_print_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", told)
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
     output.say("/ü/\udcff.json: set")
-    told.flush()
-    assert told.buffer.getvalue() == b"/\\xfc/\\udcff.json: set\n"  # type: ignore[attr-defined]
+    stdout.flush()
+    assert stdout.buffer.getvalue() == b"/\\xfc/\\udcff.json: set\n"  # type: ignore[attr-defined]
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -944,9 +950,9 @@ def test_predicting_names_an_implementation_that_there_is() -> None:
 
 def test_predictions_are_json_too() -> None:
     done = command("tune", "--predict", "--device", "h200", "--op", "linear", "--grid", "full", "--json")
-    told = [one for one in json.loads(done.out) if one["case"] == "8192x8192x8192"]
-    assert done.code == 0 and [one["rank"] for one in told] == list(range(1, len(told) + 1))
-    assert told[0]["implementation"] in ("cuda", "torch") and 1e-3 < told[0]["seconds"] < 3e-3
+    predictions = [one for one in json.loads(done.out) if one["case"] == "8192x8192x8192"]
+    assert done.code == 0 and [one["rank"] for one in predictions] == list(range(1, len(predictions) + 1))
+    assert predictions[0]["implementation"] in ("cuda", "torch") and 1e-3 < predictions[0]["seconds"] < 3e-3
 
 
 def test_outcomes_are_json_too(planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -954,8 +960,8 @@ def test_outcomes_are_json_too(planted: None, tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "lock.json"
     arguments = ("tune", "--op", "silu_mul", "--device", "cpu", "--dtype", "f32", "--implementation", "slow")
     done = command(*arguments, "--lockfile", str(path), "--json")
-    told = json.loads(done.out)
-    assert done.code == 0 and told["lockfile"] == str(path) and "slow alone is measured" in done.err
+    report = json.loads(done.out)
+    assert done.code == 0 and report["lockfile"] == str(path) and "slow alone is measured" in done.err
     written = lockfile_document.load(path).choices["silu_mul"].values()
-    assert [one["entry"]["seconds"] for one in told["outcomes"]] == [one.seconds for one in written]
-    assert {(one["op"], one["dtype"], one["result"]) for one in told["outcomes"]} == {("silu_mul", "f32", "written")}
+    assert [one["entry"]["seconds"] for one in report["outcomes"]] == [one.seconds for one in written]
+    assert {(one["op"], one["dtype"], one["result"]) for one in report["outcomes"]} == {("silu_mul", "f32", "written")}

@@ -45,12 +45,12 @@ def differentiable_outputs(op: Primitive, *args: Any) -> tuple[Tensor, ...]:
 def with_gradients(op: Primitive, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Tensor]]:
     """(arguments, leaves): where the op writes over an argument, the leaf's copy is given, in its strides."""
     wanted = {n for shared in op.gradient.owners for n in shared}
-    made = tuple(
+    given = tuple(
         v.detach().requires_grad_() if n in wanted and isinstance(v, Tensor) and v.is_floating_point() else v
         for n, v in zip(op.names, values, strict=True)
     )
-    leaves = [v for v in made if isinstance(v, Tensor) and v.requires_grad]
-    return spared(op, made), leaves
+    leaves = [v for v in given if isinstance(v, Tensor) and v.requires_grad]
+    return spared(op, given), leaves
 
 
 def whole(op: Primitive, args: tuple[Any, ...], result: Any) -> tuple[Tensor, ...]:
@@ -135,12 +135,12 @@ def test_a_product_of_three_dimensions_may_be_written_to() -> None:
     draw = torch.Generator().manual_seed(0)  # whole numbers: every sum is exact, in any order
     shapes = ((2, 3, 16), (8, 16), (8,))
     leaves = [torch.randint(-3, 4, s, generator=draw).float().requires_grad_() for s in shapes]
-    found, wanted = ops.linear(*leaves), torch.nn.functional.linear(*leaves)
+    product, wanted = ops.linear(*leaves), torch.nn.functional.linear(*leaves)
     slopes = []
-    for out in (found, wanted):
+    for out in (product, wanted):
         out += 1.0
         slopes.append(torch.autograd.grad(out.square().sum(), leaves))
-    assert torch.equal(found, wanted) and all(map(torch.equal, *slopes))
+    assert torch.equal(product, wanted) and all(map(torch.equal, *slopes))
 
 
 @pytest.mark.parametrize("op", pairs.differentiable(), ids=lambda op: op.name)

@@ -63,7 +63,7 @@ SIZES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
 
 def counted(call: Callable[[], Any]) -> dict[str, int]:
     """Steps of Python, attributes read and calls made in the files of the ops' own folders."""
-    found = {"steps": 0, "reads": 0, "calls": 0}
+    counts = {"steps": 0, "reads": 0, "calls": 0}
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         if event == "call":
@@ -72,9 +72,9 @@ def counted(call: Callable[[], Any]) -> dict[str, int]:
             frame.f_trace_opcodes = True
         if event == "opcode":
             name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            found["steps"] += 1
-            found["reads"] += name in ("LOAD_ATTR", "LOAD_METHOD")
-            found["calls"] += name.startswith("CALL")
+            counts["steps"] += 1
+            counts["reads"] += name in ("LOAD_ATTR", "LOAD_METHOD")
+            counts["calls"] += name.startswith("CALL")
         return trace
 
     before = sys.gettrace()
@@ -83,7 +83,7 @@ def counted(call: Callable[[], Any]) -> dict[str, int]:
         call()
     finally:
         sys.settrace(before)
-    return found
+    return counts
 
 
 def alike(name: str, calls: Any) -> dict[str, int]:
@@ -91,25 +91,25 @@ def alike(name: str, calls: Any) -> dict[str, int]:
     ours = served()[function].replacement
     with ferryman.trace() as traced:
         torch.manual_seed(0)
-        found = ours(*given, **options)
+        output = ours(*given, **options)
     torch.manual_seed(0)
-    assert not traced.calls and torch.equal(found, function(*given, **options))
+    assert not traced.calls and torch.equal(output, function(*given, **options))
     return counted(lambda: ours(*given, **options))
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_is_not_served_costs_little(name: str) -> None:
-    found = alike(name, CALLS)
+    counts = alike(name, CALLS)
     # two attributes of tensors and PyTorch's function by its name; one test that is a call, and that function
-    assert found["reads"] <= 3 and found["calls"] <= 2 and found["steps"] <= 36, found
+    assert counts["reads"] <= 3 and counts["calls"] <= 2 and counts["steps"] <= 36, counts
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_call_whose_sizes_are_not_served_reads_each_once(name: str) -> None:
-    found = alike(name, SIZES)
-    assert found["reads"] <= 11 and found["calls"] <= 5 and found["steps"] <= 150, found
+    counts = alike(name, SIZES)
+    assert counts["reads"] <= 11 and counts["calls"] <= 5 and counts["steps"] <= 150, counts
 
 
 def test_the_counter_counts() -> None:
-    found = counted(lambda: served()[F.silu].replacement(plain(2)))
-    assert found["reads"] == 1 and found["calls"] == 1 and found["steps"] > 5
+    counts = counted(lambda: served()[F.silu].replacement(plain(2)))
+    assert counts["reads"] == 1 and counts["calls"] == 1 and counts["steps"] > 5

@@ -18,17 +18,17 @@ ROOT = Path(__file__).parents[2]
 
 def needed(names: list[str]) -> set[str]:
     """The distributions that these need, themselves included; none of an extra's."""
-    markers, found, waiting = pytest.importorskip("packaging.requirements"), set[str](), list(names)
+    markers, distributions, waiting = pytest.importorskip("packaging.requirements"), set[str](), list(names)
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in distributions:
             continue
-        found.add(name)
+        distributions.add(name)
         for line in metadata.requires(name) or ():
             one = markers.Requirement(line)
             if one.marker is None or one.marker.evaluate({"extra": ""}):
                 waiting.append(re.sub(r"[-_.]+", "-", one.name).lower())
-    return found
+    return distributions
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ VERBS = [
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_a_verb_starts_without_numpy_or_says_what_it_needs(place: Path, verb: tuple[str, ...]) -> None:
     done = run(place, *verb)
-    told = re.search(r"ferryman: this needs \S+, which is not installed: pip install 'ferryman\[\w+\]'", done.stderr)
+    advice = re.search(r"ferryman: this needs \S+, which is not installed: pip install 'ferryman\[\w+\]'", done.stderr)
     assert "Traceback" not in done.stderr, done.stderr[-2000:]
-    assert done.returncode == 0 or (done.returncode == 2 and told), (done.returncode, done.stderr[-500:])
+    assert done.returncode == 0 or (done.returncode == 2 and advice), (done.returncode, done.stderr[-500:])
     if verb[0] in ("--version", "--help", "ops", "devices", "explain"):
         assert done.returncode == 0 and done.stdout
 

@@ -295,26 +295,26 @@ def worst_ratio(
 def work(family: str, dtype: torch.dtype) -> dict[str, Any]:
     definition = importlib.import_module(f"ferryman.ops.{family}.definition")
     kernels = importlib.import_module(f"ferryman.ops.{family}.triton_kernels")
-    found: dict[str, Any] = {"errors": {}, "repeated": 0, "unequal_runs": [], "changed_inputs": [], "aliases": []}
+    report: dict[str, Any] = {"errors": {}, "repeated": 0, "unequal_runs": [], "changed_inputs": [], "aliases": []}
     for op, name, args in CALLS[family](Inputs(dtype)):
         before = [a.clone() if isinstance(a, Tensor) else a for a in args]
         target = LARGE if name == "split sums" else CPU
         first = as_tuple(getattr(kernels, op)(*args, target))
         label = f"{op} {name}"
         face = getattr(definition, "cross_entropy_with_lse" if op == "cross_entropy" else op)
-        found["errors"][label] = worst_ratio(first, args, face.primitive, dtype)
+        report["errors"][label] = worst_ratio(first, args, face.primitive, dtype)
         if any(name.startswith(part) for part in REPEATED):
-            found["repeated"] += 1
+            report["repeated"] += 1
             again = [as_tuple(getattr(kernels, op)(*args, target)) for _ in range(2)]
             if not all(bitwise_equal(a, b) for run in again for a, b in zip(first, run, strict=True)):
-                found["unequal_runs"].append(label)
+                report["unequal_runs"].append(label)
         tensors = [(a, b) for a, b in zip(args, before, strict=True) if isinstance(a, Tensor)]
         if not all(bitwise_equal(a, b) for a, b in tensors):
-            found["changed_inputs"].append(label)
+            report["changed_inputs"].append(label)
         owners = {a.untyped_storage().data_ptr() for a, _ in tensors if a.numel()}
         if any(y.numel() and y.untyped_storage().data_ptr() in owners for y in first):
-            found["aliases"].append(label)
-    return found
+            report["aliases"].append(label)
+    return report
 
 
 def lang() -> dict[str, float]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import ferryman
 from ferryman import ops
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry, select
