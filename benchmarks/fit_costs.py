@@ -375,7 +375,7 @@ def _judge(
     one = next(iter(here.values()))
     names = select.preferred(registry.primitive(one.op), profile)
     menu = {line.name: line for line in registry.implementations(one.op)}
-    modelled = cost.told(fitted, one.work, profile)
+    modelled = cost.predictions_of(fitted, one.work, profile)
     entries = {next(iter(cell.values())).region: _entry(cell) for cell in others}
     entries.pop(one.region, None)
     beside = near.predict(one.region, one.work, profile, entries)

@@ -69,7 +69,7 @@ def judged(world: World, place: Path, capsule: bytes | None, replay: bool = True
         runs, _ = evidence.collect([place / "results"])
         said = list(exchange.replayed(runs, world.matrix, place / "replays"))
         assert len(said) == (capsule is not None and not altered)
-        replays = exchange.found(place / "replays") if said else {}
+        replays = exchange.replays_of(place / "replays") if said else {}
     return world.judge([], place / "results", replays=replays)
 
 
@@ -139,4 +139,4 @@ def test_a_capsule_is_asked_of_devices_alone(tmp_path: Path) -> None:
 
 def test_replays_are_what_ci_replay_wrote(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="ci replay"):
-        exchange.found(tmp_path / "nowhere")
+        exchange.replays_of(tmp_path / "nowhere")

@@ -145,6 +145,6 @@ def test_a_lockfile_of_an_earlier_version_keeps_its_times(version: int, measured
     path.write_text(json.dumps({**raw, "version": version, "choices": {"rms_norm_backward": {region: entry}}}))
     migrated = lockfile_migrate.migrate(path)
     (after,) = lockfile_document.load(path).choices["rms_norm_backward"].values()
-    assert (migrated.held, migrated.stale) == ((1, 0) if measured == "with these kernels" else (0, 1))
+    assert (migrated.valid, migrated.stale) == ((1, 0) if measured == "with these kernels" else (0, 1))
     assert (after.seconds, len(after.candidates)) == (entry["seconds"], len(entry["candidates"]))
-    assert (after.kernels == kernel_code.digest("rms_norm_backward")) is (migrated.held == 1)
+    assert (after.kernels == kernel_code.digest("rms_norm_backward")) is (migrated.valid == 1)

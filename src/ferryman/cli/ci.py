@@ -175,7 +175,7 @@ def _merged(
         history=past,
         signers=signers,
         decisions=decisions,
-        replays=exchange.found(replays),
+        replays=exchange.replays_of(replays),
     )
     document, entries = merging.merge(runs, problems, context)
     if history:

@@ -21,7 +21,7 @@ def migrate(
     they were measured are kept too, and hold nothing until `ferryman tune` measures them again.
     """
     done = run(file, out)
-    output.say(f"{out or file}: {done.held + done.stale} entries, {done.held} hold, {done.stale} of other kernels")
+    output.say(f"{out or file}: {done.valid + done.stale} entries, {done.valid} hold, {done.stale} of other kernels")
     for (op, before, after), count in sorted(done.renamed.items()):
         output.say(f"  {op}: {before} is {after} now, in {count} candidates")
     if done.stale:

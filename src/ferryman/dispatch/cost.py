@@ -184,10 +184,10 @@ def knows(op: str, profile: Profile) -> bool:
 def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
     """Implementation -> (seconds, relative error), as far as measured times reach; bf16 and f16 are one. Of a fit
     to few cells the error is infinite: its times are told, and order nothing."""
-    return told(_table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {}), work, profile)
+    return predictions_of(_table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {}), work, profile)
 
 
-def told(kinds: Kinds, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
+def predictions_of(kinds: Kinds, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
     """`predictions` of one op's coefficients, by kind of call and implementation."""
     estimates = {}
     for name, known in (kinds.get(work.kind) or kinds.get(general(work.kind)) or {}).items():

@@ -48,7 +48,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 class Migrated:
     """What became of a file: entries whose kernels are today's, entries that are stale, and renamed candidates."""
 
-    held: int
+    valid: int
     stale: int
     renamed: Mapping[tuple[str, str, str], int]  # (op, before, after) -> candidates
 

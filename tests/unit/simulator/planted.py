@@ -58,14 +58,14 @@ class Plant:
     becomes `new` (as in `re.sub`). `after`: only matches behind the first line that matches it. count: how many are
     replaced.
 
-    found: "numbers", or the sanitizer's kinds of which at least one must be reported.
+    shows: "numbers", or the sanitizer's kinds of which at least one must be reported.
     """
 
     subject: Subject
     name: str
     old: str
     new: str
-    found: str | tuple[str, ...]
+    shows: str | tuple[str, ...]
     kernel: str = ""
     which: int = 0
     after: str = ""

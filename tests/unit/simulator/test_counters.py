@@ -63,10 +63,10 @@ ACCESSES = {
 def test_bytes_and_lines_of_an_access(name: str) -> None:
     text, offsets, mask, expected = ACCESSES[name]
     counters = count(text, buffer(64 * 128 + 16), offsets, exec_mask=mask)
-    ((line, found),) = counters.accesses.items()
-    assert (found.bytes, found.lines, found.least) == expected
-    assert line == 1 and counters.names[1] == text.split()[0] and found.waves == (mask != 0)
-    assert found.efficiency == (expected[2] / expected[1] if expected[1] else 1.0)
+    ((line, access),) = counters.accesses.items()
+    assert (access.bytes, access.lines, access.least) == expected
+    assert line == 1 and counters.names[1] == text.split()[0] and access.waves == (mask != 0)
+    assert access.efficiency == (expected[2] / expected[1] if expected[1] else 1.0)
     assert counters.bytes_moved == expected[0]
 
 
@@ -97,8 +97,13 @@ def test_a_scalar_load_is_one_access_of_a_wave() -> None:
         "s_load_dwordx8 s[16:23], s[14:15], 0x70" + WAIT, s=s, buffers=[array], waves=3, count=True
     )
     assert result.counters is not None
-    found = result.counters.accesses[1]
-    assert (found.bytes, found.lines, found.least, found.waves) == (96, 6, 3, 3)  # bytes 112 to 144: two lines a wave
+    access = result.counters.accesses[1]
+    assert (access.bytes, access.lines, access.least, access.waves) == (
+        96,
+        6,
+        3,
+        3,
+    )  # bytes 112 to 144: two lines a wave
 
 
 def lds(text: str, addresses: np.ndarray, arch: str = "gfx942", mask: int = FULL) -> tuple[int, int]:

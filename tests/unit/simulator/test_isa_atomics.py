@@ -51,9 +51,9 @@ def _atomic_texts() -> list[tuple[str, str, bool, str]]:
         data, into = ("v4", "v0") if width == 4 else ("v[4:5]", "v[0:1]")
         for returns in (False, True):
             tail = " sc0" if returns else ""
-            made = f"{into}, " if returns else ""
-            texts.append(("global", name, returns, f"global_atomic_{name} {made}v[8:9], {data}, off{tail}"))
-            texts.append(("flat", name, returns, f"flat_atomic_{name} {made}v[8:9], {data}{tail}"))
+            destination = f"{into}, " if returns else ""
+            texts.append(("global", name, returns, f"global_atomic_{name} {destination}v[8:9], {data}, off{tail}"))
+            texts.append(("flat", name, returns, f"flat_atomic_{name} {destination}v[8:9], {data}{tail}"))
             texts.append(("buffer", name, returns, f"buffer_atomic_{name} {data}, v8, s[8:11], 0 offen{tail}"))
     return [(space, name, returns, register(text + WAIT, _arch(space, name))) for space, name, returns, text in texts]
 

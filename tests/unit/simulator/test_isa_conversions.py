@@ -326,9 +326,9 @@ def test_float8_from_f32(key: tuple[str, str, int]) -> None:
         result = execute(NARROW[key], arch=arch, v={0: np.full(LANES, 0xCAFE1234, np.uint32), 1: a, 2: b})
         for lane in range(LANES):
             got = int(result.v[0][lane])
-            kept, made = (got & 0xFFFF, got >> 16) if word else (got >> 16, got & 0xFFFF)
+            kept, packed = (got & 0xFFFF, got >> 16) if word else (got >> 16, got & 0xFFFF)
             assert kept == (0x1234 if word else 0xCAFE), (key, lane, hex(got))
-            for byte, source in ((made & 0xFF, a[lane]), (made >> 8, b[lane])):
+            for byte, source in ((packed & 0xFF, a[lane]), (packed >> 8, b[lane])):
                 expected = form.encode(F32.decode(int(source)))
                 both_nan = form.is_nan(byte) and form.is_nan(expected)
                 assert both_nan or byte == expected, (key, hex(int(source)), hex(byte), hex(expected))

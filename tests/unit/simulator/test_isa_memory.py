@@ -217,8 +217,10 @@ def test_the_last_byte_is_inside_and_the_next_is_not(space: str, name: str, text
         offsets = np.arange(LANES) * width
         v = {**dict(enumerate(OLD)), **_address(array, space, offsets)}
         s = {**_scalars(array), **descriptor(array, 1 << 20)}
-        found = execute(text, v=v, s=s, buffers=[array]).findings
-        assert [(f.kind, f.lane) for f in found] == [("out-of-bounds", LANES - 1)] * missing, [str(f) for f in found]
+        findings = execute(text, v=v, s=s, buffers=[array]).findings
+        assert [(f.kind, f.lane) for f in findings] == [("out-of-bounds", LANES - 1)] * missing, [
+            str(f) for f in findings
+        ]
 
 
 TWO_ARRAYS = register("global_load_dword v0, v[8:9], off" + WAIT + "\nglobal_store_dword v[10:11], v0, off")

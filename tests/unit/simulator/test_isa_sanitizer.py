@@ -489,11 +489,11 @@ def test_values_of_lanes_that_the_workgroup_lacks(text: str, threads: int) -> No
 
     code = [instruction(line, number) for number, line in enumerate([*text.splitlines(), "s_endpgm"], 1)]
     program = Program(Kernel("launched", "gfx942", code, {}, {"group_segment_fixed_size": 0}, {}), "gfx942")
-    found = program.run((2, 1, 1), threads, b"", []).findings
+    findings = program.run((2, 1, 1), threads, b"", []).findings
     at = BORROWING[text]
     if threads == 64 or at is None:
-        assert not found, [str(f) for f in found]
+        assert not findings, [str(f) for f in findings]
         return
-    assert {f.kind for f in found} == {"wave-width"}, [str(f) for f in found]
-    assert at in found[0].instruction
-    assert found[0].lane is not None
+    assert {f.kind for f in findings} == {"wave-width"}, [str(f) for f in findings]
+    assert at in findings[0].instruction
+    assert findings[0].lane is not None

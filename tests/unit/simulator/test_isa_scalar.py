@@ -175,9 +175,9 @@ LOGIC: dict[str, Callable[[int, int], int]] = {
     "xnor": lambda a, b: ~(a ^ b),
 }
 BITS = [
-    made
+    unit
     for name, function in LOGIC.items()
-    for made in (
+    for unit in (
         Scalar(f"s_{name}_b32 {{d}}, {{a}}, {{b}}", FEWER32, nonzero(function)),
         Scalar(f"s_{name}_b64 {{d}}, {{a}}, {{b}}", PAIRS64, nonzero(function, 64), ALL),
     )

@@ -94,25 +94,25 @@ def frexp(kind: str, part: str) -> Callable[[int], int]:
 def _arithmetic(kind: str) -> list[Row]:
     pair, triple = (kind,) * 2, (kind,) * 3
     e = "_e32" if kind != "f64" else ""
-    made = [
+    arithmetic = [
         Row(f"v_add_{kind}{e} {{d}}, {{a}}, {{b}}", pair, kind, rounded(kind, q.add)),
         Row(f"v_mul_{kind}{e} {{d}}, {{a}}, {{b}}", pair, kind, rounded(kind, q.mul)),
         Row(f"v_min_{kind}{e} {{d}}, {{a}}, {{b}}", pair, kind, rounded(kind, fmin)),
         Row(f"v_max_{kind}{e} {{d}}, {{a}}, {{b}}", pair, kind, rounded(kind, fmax)),
     ]
     if kind != "f64":
-        made += [
+        arithmetic += [
             Row(f"v_sub_{kind}_e32 {{d}}, {{a}}, {{b}}", pair, kind, rounded(kind, q.sub)),
             Row(f"v_subrev_{kind}_e32 {{d}}, {{a}}, {{b}}", pair, kind, rounded(kind, lambda a, b: q.sub(b, a))),
         ]
     for name in ("floor", "ceil", "trunc", "rndne"):
-        made.append(Row(f"v_{name}_{kind}_e32 {{d}}, {{a}}", (kind,), kind, rounded(kind, getattr(q, name))))
-    made.append(Row(f"v_frexp_mant_{kind}_e32 {{d}}, {{a}}", (kind,), kind, frexp(kind, "mantissa")))
+        arithmetic.append(Row(f"v_{name}_{kind}_e32 {{d}}, {{a}}", (kind,), kind, rounded(kind, getattr(q, name))))
+    arithmetic.append(Row(f"v_frexp_mant_{kind}_e32 {{d}}, {{a}}", (kind,), kind, frexp(kind, "mantissa")))
     size = "i16" if kind == "f16" else "i32"
-    made.append(Row(f"v_frexp_exp_{size}_{kind}_e32 {{d}}, {{a}}", (kind,), "b32", frexp(kind, "exponent")))
+    arithmetic.append(Row(f"v_frexp_exp_{size}_{kind}_e32 {{d}}, {{a}}", (kind,), "b32", frexp(kind, "exponent")))
     by = (0, 1, 0xFFFFFFFF, 5, 0xFFFFFFE0, 24, 127, 0xFFFFFF6B, 0xFFFFFF81, 300, 0xFFFFFE00, 0x7FFFFFFF, 0x80000000)
     by = tuple(x & 0xFFFF for x in by) if kind == "f16" else by
-    made.append(
+    arithmetic.append(
         Row(
             f"v_ldexp_{kind}{'_e32' if kind == 'f16' else ''} {{d}}, {{a}}, {{b}}",
             (kind, "b32"),
@@ -124,16 +124,16 @@ def _arithmetic(kind: str) -> list[Row]:
     three = "f16 kept" if kind == "f16" else kind
     if kind == "f16":  # the OP_SEL form writes one half and keeps the other
         keep = lambda f: lambda a, b, c, old: old & 0xFFFF0000 | rounded(kind, f)(a, b, c)  # noqa: E731
-        made.append(Row("v_fma_f16 {d}, {a}, {b}, {c}", (*triple, "old:kept"), three, keep(q.fma)))
+        arithmetic.append(Row("v_fma_f16 {d}, {a}, {b}, {c}", (*triple, "old:kept"), three, keep(q.fma)))
     else:
-        made.append(Row(f"v_fma_{kind} {{d}}, {{a}}, {{b}}, {{c}}", triple, kind, rounded(kind, q.fma)))
+        arithmetic.append(Row(f"v_fma_{kind} {{d}}, {{a}}, {{b}}, {{c}}", triple, kind, rounded(kind, q.fma)))
     if kind == "f32":
-        made += [
+        arithmetic += [
             Row("v_min3_f32 {d}, {a}, {b}, {c}", triple, kind, rounded(kind, fmin3)),
             Row("v_max3_f32 {d}, {a}, {b}, {c}", triple, kind, rounded(kind, fmax3)),
             Row("v_med3_f32 {d}, {a}, {b}, {c}", triple, kind, rounded(kind, fmed3)),
         ]
-    return made
+    return arithmetic
 
 
 PLAIN = [*_arithmetic("f32"), *_arithmetic("f16"), *_arithmetic("f64")]
@@ -293,14 +293,14 @@ def _pk32(
 
     def oracle(*bits: int) -> int:
         sources = list(bits) + ([] if constant is None else [constant])
-        made = 0
+        word = 0
         for shift, select, negate in ((0, low, neg_low), (32, high, neg_high)):
             numbers = []
             for i, value in enumerate(sources):
                 number = F32.decode(value >> 32 * select[i] & 0xFFFFFFFF)
                 numbers.append(-number if negate[i] else number)
-            made |= F32.encode(function(*numbers)) << shift
-        return made
+            word |= F32.encode(function(*numbers)) << shift
+        return word
 
     return Row(text, ("pkf32",) * count, "pkf32", oracle, s=s or {})
 

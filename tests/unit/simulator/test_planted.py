@@ -22,11 +22,11 @@ def test_the_kernel_as_it_is_shows_nothing(subject: Subject) -> None:
 def test_a_planted_error_is_found(plant: Plant) -> None:
     outcome = run_planted(plant)
     assert outcome.refused is None, outcome.refused
-    if plant.found == NUMBERS:
+    if plant.shows == NUMBERS:
         assert outcome.reason is not None, f"the numbers pass; the sanitizer says {outcome.kinds or 'nothing'}"
         return
-    assert outcome.kinds & set(plant.found), f"found {outcome.kinds or 'nothing'}; of the numbers: {outcome.reason}"
-    finding = next(f for f in outcome.findings if f.kind in plant.found)
+    assert outcome.kinds & set(plant.shows), f"found {outcome.kinds or 'nothing'}; of the numbers: {outcome.reason}"
+    finding = next(f for f in outcome.findings if f.kind in plant.shows)
     assert finding.instruction
     assert finding.line > 0
     assert finding.source, "our kernels have line tables"
@@ -47,8 +47,8 @@ def test_there_are_enough_of_every_kind() -> None:
         "attention_backward",
     }
     assert {p.subject for p in PLANTS} == set(SUBJECTS)
-    for found in (NUMBERS, RACE, WAIT):
-        assert sum(p.found == found for p in PLANTS) >= 8
+    for sign in (NUMBERS, RACE, WAIT):
+        assert sum(p.shows == sign for p in PLANTS) >= 8
 
 
 STALE = {

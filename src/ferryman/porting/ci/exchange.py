@@ -54,7 +54,7 @@ def replayed(
         yield one.record.row, document
 
 
-def found(folder: Path | None) -> dict[str, Replay]:
+def replays_of(folder: Path | None) -> dict[str, Replay]:
     """Replays by the digest of their capsule. Raises ResultError for a file that is none, or is damaged."""
     if folder is None:
         return {}

@@ -61,10 +61,10 @@ def why(row: RowState) -> str:
 
 def last(row: RowState) -> str:
     """The last success of a row, with its age and commit."""
-    return "never" if row.last_success is None else told(row.last_success)
+    return "never" if row.last_success is None else run_words(row.last_success)
 
 
-def told(run: Run) -> str:
+def run_words(run: Run) -> str:
     return f"{age(run.age_days)} ago, {run.commit[:10]}"
 
 
@@ -284,7 +284,7 @@ def html(merged: Merged) -> str:
         columns=devices,
         counts=[(name, MEANING[name], counts[name]) for name in MEANING if counts[name]],
         age=age,
-        told=told,
+        run_words=run_words,
         last=last,
         reasons=REASONS,
         bad_shown=_BAD_SHOWN,

@@ -46,7 +46,7 @@ def added(norm: Any, a: Any, b: Any) -> tuple[Any, Any]:
     return pair
 
 
-def held(norm: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
+def added_in_a_list(norm: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
     """`added`, with the result in a list that its one reader empties: no local keeps it alive."""
     y, total = added(norm, a, b)
     return [y], total
