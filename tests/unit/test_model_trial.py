@@ -83,8 +83,9 @@ def test_a_grouped_product_counts_what_its_rows_meet(x: tuple[int, ...], weight:
 
 
 def test_experts_are_in_the_account() -> None:
-    import ferryman.integrations.transformers  # noqa: F401 - which says whose decorators stand around experts
     from torch._subclasses.fake_tensor import FakeTensorMode
+
+    import ferryman.integrations.transformers  # noqa: F401 - which says whose decorators stand around experts
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = bundled.build("mixtral", True, torch.bfloat16)
