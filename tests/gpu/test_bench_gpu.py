@@ -82,7 +82,7 @@ def test_graph_replay_and_events_agree_on_a_call_that_hides_its_launch() -> None
     replayed = clock.DeviceTimer([lambda x=x: x.mul(2) for x in sets], device)
     assert replayed.method == "graph replay"
     by_graph = replayed.cold()
-    replayed.graphs.clear()
+    replayed.close()
     assert replayed.cold() == pytest.approx(by_graph, rel=0.15)
 
 

@@ -171,6 +171,27 @@ def test_a_cell_that_cannot_be_made_does_not_end_the_others(quick: None, monkeyp
     assert document.parse(json.loads(document.dumps(benchmark)), "it").cells[0] == lost and report.markdown(benchmark)
 
 
+def test_a_peers_standard_case_is_judged_once_for_an_op(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter(tmp_path, "right", "return lambda: silu(gate) * up")
+    adapter(tmp_path, "wrong", "return lambda: silu(gate) * up * 1.1")
+    differing, judged = runner._differing, []
+
+    def counted(plan: runner.Plan, op: Primitive, call_of: Any) -> str | None:
+        judged.append(call_of.func.__self__.name)
+        return differing(plan, op, call_of)
+
+    monkeypatch.setattr(runner, "_differing", counted)
+    adapters = tuple(peers.adapters(tmp_path, None))
+    plan = runner.Plan(CPU, runner.select.profile_for(CPU), torch.float32, (), ("torch",), adapters, 0)
+    for rows in (8, 16, 24):
+        args = (torch.randn(rows, 32), torch.randn(rows, 32))
+        right, wrong = runner.peer_contenders(plan, SILU, args)
+        assert right.skipped is None and "not equal to the op on" in str(wrong.skipped)
+    assert judged == ["right", "wrong"]
+
+
 def test_an_implementation_that_serves_nothing_here_is_refused() -> None:
     with pytest.raises(FerrymanError, match="cuda serves none of silu_mul on cpu; required: one of definition, torch"):
         bench.run(ops=["silu_mul"], implementations=["cuda"], device="cpu")
@@ -330,6 +351,42 @@ def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
     assert benchmark == made({"triton": [1e-6, 2e-6, 3e-6]})
     (times,) = benchmark.cells[0].times
     assert times.seconds == 2e-6 and times.spread == pytest.approx(3.0)
+
+
+def test_a_run_that_is_stopped_leaves_its_cells_marked_as_partial(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, times_of = tmp_path / "bench.json", runner._cell
+
+    def stopped(plan: runner.Plan, op: Primitive, case: Case, limits: Any) -> Any:
+        if op.name == "softmax":
+            raise SystemExit(143)  # what SIGTERM does to the command
+        return times_of(plan, op, case, limits)
+
+    monkeypatch.setattr(runner, "_cell", stopped)
+    arguments = ("bench", "--implementation", "torch", "--device", "cpu")
+    both = (*arguments, "--op", "silu_mul", "--op", "softmax", "--out", str(out))
+    assert ferryman(*both).code == 143
+    partial = document.load(out)
+    assert [cell.op for cell in partial.cells] == ["silu_mul"] and partial.left == 1
+    assert "PARTIAL: the run was stopped, 1 cells were not timed" in out.with_suffix(".md").read_text()
+    monkeypatch.undo()
+    done = ferryman(*arguments, "--op", "silu_mul", "--compare", str(out))
+    assert done.code == 2 and "is partial: its run was stopped after 1 of 2 cells; required: a whole" in done.err
+    with pytest.raises(ResultError, match="this benchmark is partial"):
+        compare(partial.model_copy(update={"left": 0}), partial)
+
+
+def test_a_whole_run_leaves_no_cell_and_says_so_only_at_its_end(quick: None) -> None:
+    lefts: list[int] = []
+    whole = bench.run(
+        ops=["silu_mul", "softmax", "linear"],
+        implementations=["torch"],
+        device="cpu",
+        finished=lambda partial: lefts.append(partial.left),
+    )
+    assert lefts == [2, 1] and whole.left == 0 and len(whole.cells) == 3
+    document.require_whole(whole, "it")
 
 
 def change(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -768,3 +825,55 @@ def test_what_was_clearly_behind_when_it_was_made_ready_is_not_timed_again() -> 
     started: list[str] = []
     assert [c.name for c in contender.promising(contenders, started.append)] == ["a", "b", "d"] == started
     assert contenders[2].trials == [4.9] and timers["c"].asked == 0
+
+
+def test_what_its_first_calls_put_far_behind_is_not_made_ready_any_further() -> None:
+    assert contender.quickest_of([]) is None
+    timers = {"a": _Fixed(1.0), "b": _Fixed(1.0)}
+    timers["a"].rough, timers["b"].rough = 1.0, 3.0  # one clock read more than it takes
+    timers["b"].far_behind = True
+    contenders = [
+        contender.Contender(name, "implementation", lambda args: print, timer=timer) for name, timer in timers.items()
+    ]
+    assert contender.quickest_of(contenders) == 1.0
+    assert [c.name for c in contender.promising(contenders)] == ["a"]
+    assert contenders[1].trials == [3.0] and timers["b"].asked == 0
+
+
+class _Events:
+    """CUDA events on a host: a clock that calls move by hand."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = _Events.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: _Events) -> float:
+        return 1e3 * (end.at - self.at)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "far_behind"),
+    [(0.05, 1e-3, True), (0.05, None, False), (0.05, 0.2, False), (0.0014, 1e-3, False)],
+)
+def test_a_devices_timer_stops_where_one_call_takes_longer_than_is_asked(
+    seconds: float, longest: float | None, far_behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", _Events)
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        _Events.now += seconds
+
+    timer = clock.DeviceTimer([call] * 100, CPU, longest=longest)
+    assert timer.far_behind == far_behind and timer.rough == pytest.approx(seconds)
+    assert calls == (5 if far_behind else 3 + 3 * clock.ROUGH_CALLS + (0 if longest is None else 2))
+    assert timer.cold(1) == pytest.approx(seconds)

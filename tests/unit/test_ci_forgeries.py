@@ -156,6 +156,10 @@ def nothing_timed(jobs: Jobs, world: World) -> None:
     benched(jobs, world, lambda raw: raw["cells"][0]["times"][0].update(trials=[], skipped="no"))
 
 
+def stopped_bench(jobs: Jobs, world: World) -> None:
+    benched(jobs, world, lambda raw: raw.update(left=3))
+
+
 def carried_easier(jobs: Jobs, world: World) -> dict[str, Any]:
     """The last success was of an easier row: the sources are the same, what was asked of them was not."""
     del jobs["h200"]
@@ -247,6 +251,7 @@ DISHONEST = [
     Situation("a benchmark of another device", "bench", "contradictory", benched_elsewhere),
     Situation("a benchmark that became slower, and ended with 0", "bench", "contradictory", slower),
     Situation("a benchmark that timed nothing", "bench", "empty", nothing_timed),
+    Situation("a benchmark that was stopped", "bench", "partial", stopped_bench),
     Situation("carried from an easier row", "h200", "absent", carried_easier),
     Situation("carried from the future", "h200", "absent", from_the_future),
 ]

@@ -62,7 +62,7 @@ def bench(
 
     A copy and a product are timed in the same run. Times that a throttled device gave are reported as such. Exits with
     1 if --compare finds something slower than both runs' noise explains, twice, or one of our implementations that is
-    no longer timed.
+    no longer timed. A run that is stopped leaves the cells so far in --out, marked as partial.
     """
     if on is None and jobs is not None:
         raise ArgumentError("bench", "--jobs", jobs, "--on beside it")
@@ -106,6 +106,13 @@ def bench(
         cells = {(one.name, case.name, dtype_name(kind)) for one, case in benchmark.cells_of(op, grid, here)}
         require_same(before, results.environment(here, select.profile_for(here), seed, grid), cells)
 
+    def kept(partial: benchmark.Benchmark) -> None:
+        assert out is not None
+        _write_documents(out, partial)
+
+    def ignored(partial: benchmark.Benchmark) -> None:
+        """Without --out nothing is kept of a run that is stopped."""
+
     def timed(only: frozenset[tuple[str, str]] | None) -> benchmark.Benchmark:
         with output.progress("timing" if only is None else "timing again") as advance:
             return benchmark.run(
@@ -119,6 +126,7 @@ def bench(
                 seed=seed,
                 only=only,
                 advance=advance,
+                finished=kept if only is None and out is not None else ignored,
             )
 
     document = timed(None)
@@ -162,9 +170,13 @@ def _writes(path: Path, other: Path) -> bool:
     return plot or other in (path.resolve(), path.with_suffix(".md").resolve())
 
 
-def _write(path: Path, document: benchmark.Benchmark) -> None:
+def _write_documents(path: Path, document: benchmark.Benchmark) -> None:
     documents.write(path, benchmark.dumps(document))
     documents.write(path.with_suffix(".md"), report.markdown(document))
+
+
+def _write(path: Path, document: benchmark.Benchmark) -> None:
+    _write_documents(path, document)
     if plots.available():
         for name, svg in report.figures(document).items():
             documents.write(path.with_name(f"{path.stem}-{name}.svg"), svg)

@@ -143,6 +143,30 @@ def _asked(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_variants_of_other_heads_and_widths_share_the_tables_of_what_a_query_sees() -> None:
+    def compiled(heads: int, width: int, queries: int, **options: Any) -> flex_kernels.Compiled:
+        q, k = torch.randn(2, heads, queries, width), torch.randn(2, heads, 330, width)
+        args = _bound(q, k, **options)
+        variant = flex_variants.variant_of(*_asked(args))
+        given = flex_kernels._given(variant, q, k, k, 0.2, args[5], 0.0, None, None, None)
+        made = flex_kernels.Compiled(variant, given, with_lse=False, dynamic=True)
+        exact = OP.body(*(x.double() if isinstance(x, Tensor) else x for x in (*args[:4], 0.2, *args[5:])))[0]
+        got = made(*given)
+        assert torch.allclose(got.double(), exact, atol=1e-5)
+        return made
+
+    first = compiled(4, 32, 200, causal=True)
+    assert compiled(6, 16, 160, causal=True).tables is first.tables
+    assert compiled(4, 32, 200, causal=True, window=40).tables is not first.tables
+
+
+def _bound(q: Tensor, k: Tensor, **options: Any) -> tuple[Any, ...]:
+    given = {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": None, **OP.added, **options}
+    return (q, k, k, *(given[name] for name in OP.names[3:]))
+
+
+@pytest.mark.slow
 def test_sizes_beyond_the_guards_are_refused() -> None:
     args = _call({"causal": True}, 200, 330)
     variant = flex_variants.variant_of(*_asked(args))

@@ -217,6 +217,24 @@ class _Captured:
         return self.call(*self._inputs(args))
 
 
+_captured: dict[tuple[Any, ...], list[_Captured]] = {}  # tables, by what of a variant they depend on
+
+
+def _captured_tables(
+    variant: Variant, tables: Callable[..., tuple[Tensor, ...]], seen: tuple[Tensor | None, ...], dynamic: bool
+) -> _Captured:
+    """Compiled tables: those of another variant where they serve, as they do for other heads and widths."""
+    options = (variant.causal, variant.window, variant.chunk, variant.by_range)
+    mask_ones = variant.mask_ones if variant.mask == "bool" else None
+    key = (variant.device, variant.ones, *options, mask_ones, dynamic)
+    for one in _captured.get(key, ()):
+        if one.serves(*seen):
+            return one
+    made = _Captured(tables, seen, dynamic)
+    _captured.setdefault(key, []).append(made)
+    return made
+
+
 class Compiled:
     """What a variant's calls run. with_lse, dynamic: as everywhere but on a CPU, where a compiled FlexAttention has no
     log-sum-exp, and Inductor's C++ reads no mask of symbolic strides."""
@@ -226,7 +244,7 @@ class Compiled:
     ) -> None:
         self.plain = _tables(variant)
         seen, rest = _split(tuple(map(_beginning, given)))
-        self.tables = _Captured(self.plain, seen, dynamic)
+        self.tables = _captured_tables(variant, self.plain, seen, dynamic)
         with torch.no_grad():
             self.attend = _Captured(_attend(variant, with_lse), (*rest, *self.tables(*seen)), dynamic)
 
@@ -265,6 +283,7 @@ def forget() -> None:
     with _lock:
         _compiled.clear()
         _chosen.clear()
+        _captured.clear()
 
 
 def _given(

@@ -3,7 +3,8 @@
 A short call is timed in replays of a CUDA graph of all calls, one for each set of inputs: events around eager calls
 would time the gaps between launches too, below 20 us for most and up to 200 us where a library's host work is long.
 Results are kept until the capture ends, so that each call writes to memory of its own. Longer calls are timed by events
-around rounds of eager calls.
+around rounds of eager calls. What its first calls show to be far behind another contender is not made ready any
+further.
 
 A call that writes over its inputs finds others the next time: they are restored before every sample, which is then one
 round, and there is no time on the same inputs again and again. What restoring leaves in the last cache to be written
@@ -23,6 +24,7 @@ from ferryman.porting.bench.document import Method
 
 Call = Callable[[], Any]
 GRAPH_BELOW = 500e-6  # of an eager call's time
+ROUGH_CALLS = 32  # of an eager round, which tells what to capture and how many rounds a sample has
 SAMPLES = 9  # of one trial; their median is the trial's time
 CPU_SECONDS = 0.2  # of one trial on a CPU, which takes fewer samples of slow calls
 SAMPLE_SECONDS = 4e-3  # of device time for one sample: many launches, so that an event's own 1 us is nothing
@@ -35,6 +37,7 @@ class Timer:
     method: Method = "host clock"
     note: str | None = None
     rough: float | None = None  # seconds of a call, from one round while it was made ready
+    far_behind = False  # by ``rough``: it was not made ready any further
 
     def __init__(self, calls: Sequence[Call], device: torch.device, restore: Call | None = None) -> None:
         self.calls, self.device, self.restore = list(calls), device, restore
@@ -70,7 +73,12 @@ class DeviceTimer(Timer):
     """By graph replay where a call may be shorter than what a host can launch, else by device events."""
 
     def __init__(
-        self, calls: Sequence[Call], device: torch.device, watching: Call = lambda: None, restore: Call | None = None
+        self,
+        calls: Sequence[Call],
+        device: torch.device,
+        watching: Call = lambda: None,
+        restore: Call | None = None,
+        longest: float | None = None,
     ) -> None:
         super().__init__(calls, device, restore)
         self.watching = watching
@@ -78,13 +86,21 @@ class DeviceTimer(Timer):
         if restore is not None:
             cache = torch.cuda.get_device_properties(device).L2_cache_size
             self.others = torch.zeros(2 * cache // 4, dtype=torch.int32, device=device)
-        self.graphs: list[tuple[torch.cuda.CUDAGraph, int]] = []  # cold, warm; how many calls each holds
+        self.graph: torch.cuda.CUDAGraph | None = None  # of all calls
         self.method = "device events"
-        rough = min(self._events(lambda: self._each(self.calls), len(self.calls), 1) for _ in range(3))
+        if longest is not None:
+            # an eager call may wait for its launch as long as what is captured may take
+            once = min(self._events(self.calls[-1], 1, 1) for _ in range(2))
+            if once - GRAPH_BELOW > longest:
+                self.rough, self.far_behind, self.rounds = once, True, 1
+                return
+        few = self.calls[:ROUGH_CALLS]
+        rough = min(self._events(lambda: self._each(few), len(few), 1) for _ in range(3))
         if rough < GRAPH_BELOW:
-            self._capture()
-            if self.graphs:
-                rough = self._events(self.graphs[0][0].replay, self.graphs[0][1], 1)
+            self.graph = self._captured(self.calls, distinct=True)
+            if self.graph is not None:
+                self.method = "graph replay"
+                rough = self._events(self.graph.replay, len(self.calls), 1)
         self.rough = rough
         per_round = max(rough * len(self.calls), 1e-7)
         self.rounds = 1 if restore is not None else max(1, min(1000, round(SAMPLE_SECONDS / per_round)))
@@ -94,31 +110,30 @@ class DeviceTimer(Timer):
         for call in calls:
             call()
 
-    def _capture(self) -> None:
+    def _captured(self, calls: Sequence[Call], distinct: bool) -> torch.cuda.CUDAGraph | None:
+        """A graph of the calls; None where they cannot be captured, which is noted. distinct: results are kept until
+        the end, so that none is written where the last one was."""
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         try:
             with torch.cuda.stream(side):
-                for call in self.calls[:2]:
+                for call in calls[:2]:
                     call()
             torch.cuda.current_stream(self.device).wait_stream(side)
-            for calls, distinct in ((self.calls, True), ([self.calls[0]] * len(self.calls), False)):
-                graph, kept = torch.cuda.CUDAGraph(), []
-                with torch.cuda.graph(graph):
-                    for call in calls:
-                        result = call()
-                        if distinct:  # what is kept until the end is not given to the next call
-                            kept.append(result)
-                self.graphs.append((graph, len(calls)))
-                del kept, result
+            graph, kept = torch.cuda.CUDAGraph(), []
+            with torch.cuda.graph(graph):
+                for call in calls:
+                    result = call()
+                    if distinct:
+                        kept.append(result)
+            del kept, result
         except Exception as error:  # noqa: BLE001 - a peer may do anything; that it has no graph is said in its row
             torch.cuda.synchronize(self.device)
-            self.graphs.clear()
             _leave_capture(self.device)
             why = (str(error).splitlines() or [""])[0][:160] or type(error).__name__
             self.note = f"not capturable, launch gaps included: {why}"
-            return
-        self.method = "graph replay"
+            return None
+        return graph
 
     def _events(self, work: Call, calls: int, rounds: int) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -129,13 +144,7 @@ class DeviceTimer(Timer):
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / calls / rounds
 
-    def _median(self, which: int, calls: Sequence[Call], samples: int = SAMPLES) -> float:
-        if self.graphs:
-            graph, number = self.graphs[which]
-            work: Call = graph.replay
-        else:
-            number = len(calls)
-            work = lambda: self._each(calls)  # noqa: E731
+    def _median(self, work: Call, number: int, samples: int) -> float:
         times = []
         for sample in range(samples):
             if sample == samples // 2:
@@ -149,13 +158,20 @@ class DeviceTimer(Timer):
         return statistics.median(times)
 
     def cold(self, samples: int = SAMPLES) -> float:
-        return self._median(0, self.calls, samples)
+        work = self.graph.replay if self.graph is not None else lambda: self._each(self.calls)
+        return self._median(work, len(self.calls), samples)
 
     def warm(self) -> float | None:
-        return None if self.restore is not None else self._median(1, [self.calls[0]] * len(self.calls))
+        if self.restore is not None:
+            return None
+        same = [self.calls[0]] * len(self.calls)
+        if self.graph is None:
+            return self._median(lambda: self._each(same), len(same), SAMPLES)
+        graph = self._captured(same, distinct=False)
+        return None if graph is None else self._median(graph.replay, len(same), SAMPLES)
 
     def close(self) -> None:
-        self.graphs.clear()
+        self.graph = None
 
 
 def _leave_capture(device: torch.device) -> None:
@@ -166,10 +182,15 @@ def _leave_capture(device: torch.device) -> None:
 
 
 def timer(
-    calls: Sequence[Call], device: torch.device, watching: Call = lambda: None, restore: Call | None = None
+    calls: Sequence[Call],
+    device: torch.device,
+    watching: Call = lambda: None,
+    restore: Call | None = None,
+    longest: float | None = None,
 ) -> Timer:
+    """A timer of calls. longest: seconds beyond which a call need not be made ready, on a device."""
     if device.type == "cuda":
-        return DeviceTimer(calls, device, watching, restore)
+        return DeviceTimer(calls, device, watching, restore, longest)
     return Timer(calls, device, restore)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ferryman.dispatch.lockfile_entry import MOST_NOISE
 from ferryman.errors import ResultError
-from ferryman.porting.bench.document import Benchmark, Cell, Role, Times
+from ferryman.porting.bench.document import Benchmark, Cell, Role, Times, require_whole
 from ferryman.porting.judging.results import Environment
 
 Verdict = Literal[
@@ -54,9 +54,10 @@ def compare(before: Benchmark, now: Benchmark, again: Again | None = None, asked
 
     asked: the implementations that were asked for; empty: all.
 
-    Raises ResultError for documents of two devices or dtypes, which compare machines and not versions, and for those
-    that have no contender on a cell in common.
+    Raises ResultError for documents of two devices or dtypes, which compare machines and not versions, for those that a
+    stopped run left, and for those that have no contender on a cell in common.
     """
+    require_whole(now, "this benchmark")
     require_same(before, now.environment, {cell.key for cell in now.cells})
     _require_common(before, now)
     changes = _changes(before, now, asked)
@@ -68,7 +69,9 @@ def compare(before: Benchmark, now: Benchmark, again: Again | None = None, asked
 
 
 def require_same(before: Benchmark, here: Environment, cells: Collection[tuple[str, str, str]]) -> None:
-    """Raises ResultError where an earlier benchmark is of another device, or has none of these (op, case, dtype)."""
+    """Raises ResultError where an earlier benchmark is partial, of another device, or has none of these (op, case,
+    dtype)."""
+    require_whole(before, "the earlier benchmark")
     for what in ("device_name", "profile", "arch"):
         old, new = getattr(before.environment, what), getattr(here, what)
         if old != new:

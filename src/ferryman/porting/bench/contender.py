@@ -44,8 +44,12 @@ def prepare(
     device: torch.device,
     sample: Any,
     restore: Callable[[], None] | None = None,
+    quickest: float | None = None,
 ) -> None:
-    """Compile, warm up and capture; what fails is skipped, with its reason."""
+    """Compile, warm up and capture; what fails is skipped, with its reason.
+
+    quickest: of the others' times so far. What its first calls put CLEARLY behind keeps that time, and is done.
+    """
     if contender.skipped is not None:
         return
     try:
@@ -53,10 +57,16 @@ def prepare(
             calls = [contender.call_of(args) for args in sets]
             owned = [call.restore for call in calls if hasattr(call, "restore")]
             again = functools.partial(_each, owned) if owned else None if contender.role == "reference" else restore
-            contender.timer = clock.timer(calls, device, sample, again)
+            longest = None if quickest is None else CLEARLY * quickest
+            contender.timer = clock.timer(calls, device, sample, again, longest)
             contender.method, contender.note = contender.timer.method, contender.timer.note
     except Exception as error:  # noqa: BLE001 - a kernel that cannot run this case is a row, not the end of it
         contender.skipped = failure(error, device)
+
+
+def quickest_of(contenders: Sequence[Contender]) -> float | None:
+    """The least of the times that contenders had while they were made ready."""
+    return min((c.timer.rough for c in contenders if c.timer is not None and c.timer.rough is not None), default=None)
 
 
 def _each(functions: Sequence[Callable[[], None]]) -> None:
@@ -73,7 +83,8 @@ def promising(contenders: Sequence[Contender], starting: Callable[[str], None] =
     quickest, first = min(rough.values(), default=0.0), {}
     for contender in contenders:
         known = rough.get(contender.name)
-        if known is not None and known > CLEARLY * quickest:
+        behind = contender.timer is not None and contender.timer.far_behind
+        if known is not None and (behind or known > CLEARLY * quickest):
             first[contender.name] = known
             continue
         starting(contender.name)

@@ -109,6 +109,7 @@ class Benchmark(_Model):
     ceilings: Ceilings
     peers: Annotated[list[Peer], FailFast()] = []
     cells: Annotated[list[Cell], FailFast()]
+    left: int = Field(default=0, ge=0, description="cells that were not timed when the run was stopped")
 
 
 def dumps(document: Benchmark) -> str:
@@ -123,6 +124,13 @@ def load(path: str | Path) -> Benchmark:
     except files.Unreadable as error:
         raise ResultError(str(error)) from error
     return parse(raw, str(path))
+
+
+def require_whole(document: Benchmark, where: str) -> None:
+    """Raises ResultError for a document that a stopped run left."""
+    if document.left:
+        done = f"{len(document.cells)} of {len(document.cells) + document.left} cells"
+        raise ResultError(f"{where} is partial: its run was stopped after {done}; required: a whole run's document")
 
 
 def parse(raw: Any, where: str) -> Benchmark:

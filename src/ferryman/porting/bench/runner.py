@@ -42,6 +42,7 @@ class Plan:
     implementations: tuple[str, ...]
     adapters: tuple[peers.Adapter, ...]
     seed: int
+    prepares: bool = True  # what serves prepared calls only; else it serves what this process prepared before
 
 
 def cells_of(
@@ -68,11 +69,13 @@ def run(
     only: frozenset[tuple[str, str]] | None = None,
     advance: Advance = lambda done, total, label: None,
     limits: Ceilings | None = None,
+    finished: Callable[[Benchmark], None] = lambda partial: None,
 ) -> Benchmark:
     """Time every op, or those named, on a grid. ``peer_names``: None is every adapter there is, () is none.
 
     ``only``: (op, case) pairs of the grid. ``limits``: this device's ceilings, where this is part of a
-    larger run that measured them. Raises
+    larger run that measured them. ``finished``: called after each cell but the last with the document of the cells so
+    far, which says how many are left. Raises
     UnknownName for an op, implementation, grid or peer.
     """
     start, place, size = time.monotonic(), placed(device), grid.grid_of(grid_name)
@@ -95,7 +98,14 @@ def run(
         require_served(plan)
     with quiet(), _current(place):
         limits = limits or ceilings.measure(place, dtype)
-        timed = []
+        environment = results.environment(place, profile, seed, size)
+        timed: list[Cell] = []
+
+        def document() -> Benchmark:
+            facts = environment.model_copy(update={"seconds": time.monotonic() - start})
+            left = len(cells) - len(timed)
+            return Benchmark(environment=facts, ceilings=limits, peers=announced, cells=list(timed), left=left)
+
         for number, (op, case) in enumerate(cells):
             advance(number, len(cells), f"{op.name} {case.name}")
             try:
@@ -104,9 +114,10 @@ def run(
                 timed.append(not_timed(plan, op, case, failure(error, place)))
             if place.type == "cuda":
                 torch.cuda.empty_cache()
+            if len(timed) < len(cells):
+                finished(document())
         advance(len(cells), len(cells), "")
-    environment = results.environment(place, profile, seed, size, time.monotonic() - start)
-    return Benchmark(environment=environment, ceilings=limits, peers=announced, cells=timed)
+    return document()
 
 
 def require_served(plan: Plan) -> None:
@@ -203,7 +214,7 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
     Each as dispatch would run it: in the configuration that was measured fastest, where the lockfile has one. What
     serves prepared calls only is prepared for this one, outside any time.
     """
-    _, failed = preparing.ready(op, args, plan.profile, plan.implementations)
+    _, failed = preparing.ready(op, args, plan.profile, plan.implementations) if plan.prepares else ((), {})
     view = select.View.of(op, args, plan.profile)
     contenders = []
     for line in _menu(plan, op.name):
@@ -243,23 +254,24 @@ def peer_contenders(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
             continue
         contender = Contender(adapter.name, "peer", functools.partial(adapter.call_of, op.name))
         contender.public = contender.call_of
-        contender.skipped = _mistaken(plan, op, contender.call_of, args)
+        contender.skipped = _mistaken(plan, op, adapter, args)
         contenders.append(contender)
     return contenders
 
 
+_standard: dict[tuple[peers.Adapter, str, torch.dtype, torch.device, int], str | None] = {}
+
+
 @torch.no_grad()
-def _mistaken(
-    plan: Plan, op: Primitive, call_of: Callable[[tuple[Any, ...]], Callable[[], Any]], args: tuple[Any, ...]
-) -> str | None:
-    """Why a peer is not timed: it refuses, fails, or computes something else."""
-    case = standard_case(forward_of(op) or op)
+def _mistaken(plan: Plan, op: Primitive, adapter: peers.Adapter, args: tuple[Any, ...]) -> str | None:
+    """Why a peer is not timed: it refuses, fails, or computes something else. Its standard case is judged once."""
+    call_of = functools.partial(adapter.call_of, op.name)
+    key = (adapter, op.name, plan.dtype, plan.device, plan.seed)
     try:
-        if case is not None:
-            small = tuple(rotation.own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
-            difference = _judged(op, small, call_of)
-            if difference is not None:
-                return f"not equal to the op on {case.name}: {difference}"
+        if key not in _standard:
+            _standard[key] = _differing(plan, op, call_of)
+        if (difference := _standard[key]) is not None:
+            return difference
         ours = as_tuple(op.namespace["_resolve"](*rotation.spared(op, args)))
         difference = peers.wrong(op, args, call_of(rotation.spared(op, args))(), ours, peers.AGREEING)
         return None if difference is None else f"does not agree with ours on these inputs: {difference}"
@@ -267,6 +279,16 @@ def _mistaken(
         return f"not served: {error}"
     except Exception as error:  # noqa: BLE001 - other libraries raise what they like; a lost device rises next
         return failure(error, plan.device)
+
+
+def _differing(plan: Plan, op: Primitive, call_of: Callable[[tuple[Any, ...]], Callable[[], Any]]) -> str | None:
+    """How a peer's result differs from the op's float64 meaning on its standard case; None where it does not."""
+    case = standard_case(forward_of(op) or op)
+    if case is None:
+        return None
+    small = tuple(rotation.own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
+    difference = _judged(op, small, call_of)
+    return None if difference is None else f"not equal to the op on {case.name}: {difference}"
 
 
 def _judged(

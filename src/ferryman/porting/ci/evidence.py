@@ -208,6 +208,8 @@ def _benchmark(one: Evidence, file: Path) -> None:
     one.facts = benchmark.environment
     if not any(times.trials for cell in benchmark.cells for times in cell.times):
         one.problems.append(Problem(_shown(file), "empty", "nothing was timed"))
+    if benchmark.left:
+        one.problems.append(Problem(_shown(file), "partial", f"{benchmark.left} cells were not timed"))
 
 
 def _regressions(one: Evidence, file: Path) -> None:

@@ -19,7 +19,7 @@ from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import ResultError
 from ferryman.porting import bench
 from ferryman.porting.bench.compare import LEAST_NOISE
-from ferryman.porting.bench.document import Benchmark
+from ferryman.porting.bench.document import Benchmark, require_whole
 from ferryman.porting.bench.document import load as load_bench
 from ferryman.porting.ci import commands
 from ferryman.porting.ci.record import checked, first, read_json
@@ -197,6 +197,7 @@ def regressed(changes: Sequence[Change]) -> bool:
 def judge_run(folder: Path, path: Path | None, row: Row) -> int:
     """Judges the benchmark that a row wrote; gives the exit code, and writes perf.json and the new baseline."""
     now = load_bench(folder / commands.BENCH)
+    require_whole(now, commands.BENCH)
     baseline = load(path) if path is not None and path.is_file() else None
 
     def again(pairs: frozenset[tuple[str, str]]) -> Benchmark:

@@ -84,6 +84,8 @@ def head(document: Benchmark) -> list[str]:
         f"copy {limits.copy_bytes_per_s / 1e12:.3g} TB/s, product of {limits.product} "
         f"{limits.product_flops_per_s / 1e12:.4g} TFLOP/s, measured in this run"
     ]
+    if document.left:
+        lines.append(f"PARTIAL: the run was stopped, {document.left} cells were not timed")
     if all(cell.floor_seconds is None for cell in document.cells):
         lines.append("no roofline: the device's profile has no bandwidth and no peaks")
     noises = sorted(cell.noise for cell in document.cells if cell.noise is not None)
