@@ -17,24 +17,31 @@ what the cost model was fitted to). A cell counts if it has two implementations 
 and the two times of the choice differ by at most 3%; the others are counted beside. What is twice as slow as the best
 in its first timing is timed no further. Cells are taken from all ops in turns, so that a run that the time limit ends
 is as broad.
+
+On a GPU --ahead processes compile first, for --ahead-seconds at most: every cell's kernels, then what serves prepared
+calls only (FlexAttention). Cells whose kernels are ready are judged first. What was not prepared in that time is left
+out of its cell, and said. --json is written after every cell: a run that is stopped leaves what it judged.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import datetime
 import gc
 import json
 import math
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -50,17 +57,22 @@ from ferryman.dispatch.state import State
 from ferryman.errors import ArgumentError, FerrymanError, LockfileError, ResultError
 from ferryman.ops.evidence import Sampler
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting.bench import clock, grid, peers, rotation, runner
+from ferryman.porting.bench import ahead, clock, grid, peers, rotation, runner
 from ferryman.porting.bench.condition import watch
-from ferryman.porting.bench.contender import Contender, close, prepare, promising, steady_trials
+from ferryman.porting.bench.contender import Contender, close, prepare, promising, quickest_of, steady_trials
+from ferryman.porting.bench.laps import Laps
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging import results
-from ferryman.porting.running.process import device_lost, placed, quiet
+from ferryman.porting.running.process import bound, device_lost, placed, quiet
 
 NOISE_LIMIT = 0.03
-KEPT_BYTES = 16 << 30  # of device memory between cells
+KEPT_SHARE = 0.4  # of a device's memory, that graphs may keep between cells
+NOT_PREPARED = "not compiled ahead"
+IN_TIME = f"{NOT_PREPARED}: no time was left (--ahead-seconds, --prepare-seconds)"
 _LIMITED = ("median", "p95", "most")
 PEERS = ["sdpa"]  # PyTorch's own choice stands beside ours
+ORDER = "order.json"  # of cells, in the folder that the processes of a run share
+TOLD_EVERY = 20.0  # seconds, while kernels are compiled ahead
 GRACE_SECONDS = 30.0  # for the cell that is at work when time is up, before its process is killed
 LIMITS = {"tuned": (0.01, 0.05, 0.30), "untuned": (0.02, 0.10, 0.30)}  # median, p95 and the worst that are allowed
 NOT_SLOWER = 0.95  # of a peer's speed
@@ -141,11 +153,17 @@ def widths_of(seed: int) -> tuple[int, ...]:
     return tuple(sorted(widths))
 
 
-def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
-    """What dispatch chooses for a cell, and what every implementation takes."""
+def judge(plan: runner.Plan, cell: Cell, laps: Laps, unprepared: str = IN_TIME) -> dict[str, Any]:
+    """What dispatch chooses for a cell, and what every implementation takes.
+
+    laps: of the parts of this work. unprepared: why what serves prepared calls only is left out, where it is.
+    """
     op, profile, name = cell.op, plan.profile, f"{cell.case.name} {dtype_name(plan.dtype)}"
     sets, _ = runner.rotated(plan, op, cell.case)
-    preparing.ready(op, sets[0], profile)  # what serves prepared calls only may be the choice, where it was measured
+    laps.end("inputs")
+    if plan.prepares:  # what serves prepared calls only may be the choice, where it was measured
+        preparing.ready(op, sets[0], profile)
+    laps.end("preparing")
     decision = select.select(op, sets[0], profile, PLAIN)
     chosen = decision.implementation.name
     entries = lockfile.entries(op.name, profile)
@@ -164,19 +182,29 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     fused = [c for c in contenders if not _composed(op, c)]
     if any(c.skipped is None for c in fused):  # nobody would choose what writes its scores to memory
         contenders = [c for c in contenders if c in fused or c.name == chosen]
-    contenders += _own_plans(plan, op, sets[0])
+    if not plan.prepares:
+        served = {line.name for line in preparing.preparable(op, sets[0], profile)}
+        for contender in contenders:
+            if contender.name in served and contender.skipped is not None:
+                contender.skipped = unprepared
+    contenders += runner.own_plans(plan, op, sets[0])
+    laps.end("choosing")
     contenders += runner.peer_contenders(plan, op, sets[0])
+    laps.end("peers' results")
     for contender in contenders:
-        prepare(contender, sets, plan.device, seen.sample, again)
+        prepare(contender, sets, plan.device, seen.sample, again, quickest_of(contenders))
+    laps.end("making ready")
     racing = [c for c in contenders if c.timer is not None]
     record["skipped"] = {c.name: str(c.skipped) for c in contenders if c.timer is None}
     if chosen not in {c.name for c in racing}:
         return record | {"failed": f"the choice could not be timed: {record['skipped'].get(chosen, 'not on the menu')}"}
     kept = promising(racing)
+    laps.end("first timing")
     if chosen not in {c.name for c in kept}:  # its noise is wanted all the same
         kept = [next(c for c in racing if c.name == chosen), *kept]
         kept[0].trials.clear()
     noise, untrusted = steady_trials(kept, seen)
+    laps.end("trials")
     for contender in racing:
         close(contender)
     record["skipped"] |= {c.name: str(c.skipped) for c in racing if not c.trials}  # they broke in a trial
@@ -205,38 +233,41 @@ def _composed(op: Primitive, contender: Contender) -> bool:
     return registry.implementation(op.name, contender.name).composed
 
 
-def _own_plans(plan: runner.Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
-    """What `runner.implementations` has in a tuned configuration, as it would run without a lockfile."""
-    contenders, view = [], select.View.of(op, args, plan.profile)
-    for line in registry.implementations(op.name):
-        if not select.refusals(line, view, plan.profile) and select.configuration_of(op, args, plan.profile, line):
-            contenders.append(runner.configured(plan, op, line))
-            contenders[-1].name += ", its own plan"
-    return contenders
+def work(given: argparse.Namespace, folder: Path) -> None:
+    """The judging process: one JSON line before each cell and one after; what kernels print goes to stderr.
 
-
-def work(given: argparse.Namespace, start: int) -> None:
-    """The judging process: one JSON line before each cell and one after; what kernels print goes to stderr."""
+    folder: where `supervise` says which cells, in which order, and of which everything was prepared.
+    """
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     plan, todo = _plan(given)
+    asked = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+    left = math.inf if asked["prepare_seconds"] is None else float(asked["prepare_seconds"])
     rotation.MOST_SETS, clock.SAMPLES, clock.SAMPLE_SECONDS = MOST_SETS, SAMPLES, SAMPLE_SECONDS
+    total = torch.cuda.get_device_properties(plan.device).total_memory if plan.device.type == "cuda" else 0
     with quiet():
-        for index in range(start, len(todo)):
+        for index in asked["order"]:
             print(json.dumps({"start": index}), file=out, flush=True)
-            cell = todo[index]
+            cell, laps = todo[index], Laps()
+            compiled = index in asked["prepared"]
+            prepares = dataclasses.replace(plan, prepares=compiled or left > 0)
             try:
-                record = judge(plan, cell)
+                record = judge(prepares, cell, laps, asked["unprepared"].get(str(index), IN_TIME))
             except (RuntimeError, FerrymanError) as error:  # out of memory, or refused: a counted cell
                 if device_lost(plan.device) is not None:
                     raise  # nothing more can be judged here: another process goes on after this cell
                 why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
                 record = {"op": cell.op.name, "case": cell.case.name, "failed": why}
+            laps.end("other")
             if plan.device.type == "cuda":
                 gc.collect()
+                gc.freeze()  # what compilers keep is not looked through again: 0.5 s a cell
                 torch.cuda.empty_cache()
-            print(json.dumps({"cell": record}), file=out, flush=True)
-            if plan.device.type == "cuda" and torch.cuda.memory_reserved(plan.device) > KEPT_BYTES:
+            laps.end("emptying")
+            if not compiled:
+                left -= laps.seconds.get("preparing", 0.0)
+            print(json.dumps({"cell": record | {"parts": laps.seconds}}), file=out, flush=True)
+            if plan.device.type == "cuda" and torch.cuda.memory_reserved(plan.device) > KEPT_SHARE * total:
                 return  # graphs keep memory that nothing frees: another process goes on
 
 
@@ -260,81 +291,167 @@ def _cells_of(path: Path) -> set[tuple[str, str]]:
         raise ResultError(f"--unlike {path}: required: a document of benchmarks/regret.py; {reason}") from error
 
 
-def _ahead(given: argparse.Namespace, start: int, environment: dict[str, str], seconds: float) -> None:
-    """Every kernel of the cells once, in several processes: what Triton compiles it keeps on disk."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--worker", str(start), "--warm"]
-    running = [
-        subprocess.Popen(
-            [*command, f"{k}/{given.ahead}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-        )
-        for k in range(given.ahead)
-    ]
-    end = time.monotonic() + seconds
-    for process in running:
-        try:
-            process.wait(max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:  # what is missing is compiled when it is timed
+def _environment(given: argparse.Namespace) -> dict[str, str]:
+    """Of the processes: the lockfile that is judged, one place for what Triton compiles (Inductor moves it in a process
+    where none is named), and no pools of compilers."""
+    untuned = given.lockfile == settings.NO_LOCKFILE
+    environment = {
+        "TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        **os.environ,
+        "FERRYMAN_LOCKFILE": "none" if untuned else str(given.lockfile.resolve()),
+    }
+    environment.pop("FERRYMAN_BACKEND", None)
+    return environment
+
+
+def _ahead(
+    given: argparse.Namespace, folder: Path, environment: Mapping[str, str], left: Sequence[int]
+) -> list[ahead.Done]:
+    """Compile what the cells that are left need, in several processes, until all is done or time is up."""
+    (folder / ORDER).write_text(json.dumps({"order": list(left)}), encoding="utf-8")
+    start = time.monotonic()
+    end = start + (given.seconds / 2 if given.ahead_seconds is None else min(given.ahead_seconds, given.seconds))
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for k in range(given.ahead):
+            command = bound([sys.executable, __file__, *sys.argv[1:], "--worker", str(folder), "--compile", str(k)])
+            with (folder / f"{k}.err").open("w") as complaints:
+                own = {**environment, "OMP_NUM_THREADS": "1"}
+                running.append(subprocess.Popen(command, stdout=complaints, stderr=complaints, env=own))
+        for process in running:
+            while process.poll() is None and time.monotonic() < end:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, min(TOLD_EVERY, end - time.monotonic())))
+                    continue
+                _tell(ahead.described(ahead.done(folder), len(left), time.monotonic() - start))
+    finally:  # what is missing is compiled when it is timed, or left out
+        for process in running:
             process.kill()
             process.wait()
+    said = ahead.done(folder)
+    _tell(ahead.described(said, len(left), time.monotonic() - start))
+    for k, process in enumerate(running):
+        if process.returncode not in (0, -signal.SIGKILL):
+            tail = (folder / f"{k}.err").read_text(encoding="utf-8", errors="replace")[-300:].strip()
+            _tell(f"a process that compiles ended with code {process.returncode}: {tail.replace(chr(10), ' | ')}")
+    return said
 
 
-def warm(given: argparse.Namespace, turn: int, turns: int) -> None:
-    """Run each implementation of every ``turns``-th cell once."""
+def compile_ahead(given: argparse.Namespace, folder: Path, number: int) -> None:
+    """One of the processes that compile."""
     plan, todo = _plan(given)
-    torch.cuda.set_per_process_memory_fraction(1 / turns)
+    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))["order"]
+    if plan.device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(1 / given.ahead)
     with quiet():
-        for index in range(given.worker + turn, len(todo), turns):
-            cell = todo[index]
-            try:
-                args = grid.inputs(cell.op, cell.case, plan.dtype, plan.seed, plan.device)
-                for contender in runner.implementations(plan, cell.op, args):
-                    if contender.skipped is None:
-                        contender.call_of(rotation.spared(cell.op, args))()
-            except RuntimeError:  # it has no room beside the others, or fails: its own turn tells
-                torch.cuda.empty_cache()
+        ahead.compile_cells(folder, str(number), plan, [(i, todo[i].op, todo[i].case) for i in order])
+
+
+def ordered(left: Sequence[int], said: Sequence[ahead.Done]) -> list[int]:
+    """Cells whose kernels are ready first, those of them first for which everything was prepared that will be."""
+    launched = {one.cell: one for one in said if one.part == "kernels" and one.failed is None}
+    tried = {one.cell for one in said if one.part == "prepared"}
+
+    def missing(index: int) -> int:
+        kernels = launched.get(index)
+        return 2 if kernels is None else int(kernels.wants_preparing and index not in tried)
+
+    return sorted(left, key=missing)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"regret: {text}\n")
+    sys.stderr.flush()
+
+
+def told(cell: Mapping[str, Any]) -> str:
+    """One line about a cell that was judged, and where its time went."""
+    parts = {part: seconds for part, seconds in cell.get("parts", {}).items() if seconds >= 0.01}
+    spent = ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
+    result = f"failed: {cell['failed'][:80]}" if "failed" in cell else f"{cell['choice']} +{cell['regret']:.1%}"
+    return f"{cell['op']} {cell['case']}: {result}; {sum(parts.values()):.1f} s: {spent}"
 
 
 def supervise(
-    given: argparse.Namespace, todo: Sequence[Cell], before: Sequence[dict[str, Any]] = ()
+    given: argparse.Namespace,
+    todo: Sequence[Cell],
+    before: Sequence[dict[str, Any]] = (),
+    keep: Callable[[Sequence[dict[str, Any]]], None] = lambda judged: None,
 ) -> tuple[list[dict[str, Any]], int]:
-    """Workers, one after another where one dies, until all is judged or time is up: (cells, how many were left)."""
-    untuned = given.lockfile == settings.NO_LOCKFILE
-    environment = {**os.environ, "FERRYMAN_LOCKFILE": "none" if untuned else str(given.lockfile.resolve())}
-    environment.pop("FERRYMAN_BACKEND", None)
-    end = time.monotonic() + given.seconds
+    """Workers, one after another where one dies, until all is judged or time is up: (cells, how many were left).
+
+    keep: called with all cells after each.
+    """
+    environment = _environment(given)
+    start = time.monotonic()
+    end = start + given.seconds
     judged: list[dict[str, Any]] = list(before)
-    if given.ahead > 0 and torch.cuda.is_available():
-        _ahead(given, len(judged), environment, given.seconds / 2)
-    while len(judged) < len(todo) and time.monotonic() < end:
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker", str(len(judged))]
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment)
-            assert process.stdout is not None
-            late = threading.Timer(max(0.0, end - time.monotonic()) + GRACE_SECONDS, process.kill)
-            late.start()
-            at = None
+    known = {(cell["op"], cell["case"]) for cell in before}
+    left = [i for i, cell in enumerate(todo) if (cell.op.name, cell.case.name) not in known]
+
+    def add(index: int, record: dict[str, Any]) -> None:
+        judged.append(record)
+        left.remove(index)
+        keep(judged)
+        _tell(f"{len(judged)} of {len(todo)}, {time.monotonic() - start:.0f} s: {told(record)}")
+
+    with tempfile.TemporaryDirectory(prefix="ferryman-regret-") as name:
+        folder, said = Path(name), list[ahead.Done]()
+        prepare_seconds = given.prepare_seconds
+        if left and given.ahead > 0 and torch.cuda.is_available():
+            said = _ahead(given, folder, environment, left)
+            left = ordered(left, said)
+            prepare_seconds = prepare_seconds or 0.0
+        prepared = sorted(ahead.ready(said, "prepared"))
+        failed = (one for one in said if one.part == "prepared" and one.failed is not None)
+        unprepared = {one.cell: f"{NOT_PREPARED}: {one.failed}" for one in failed}
+        while left and time.monotonic() < end:
+            asked = {"order": left, "prepared": prepared, "unprepared": unprepared, "prepare_seconds": prepare_seconds}
+            (folder / ORDER).write_text(json.dumps(asked), encoding="utf-8")
+            at, why = _worked(given, folder, environment, end, add)
+            if left and time.monotonic() < end:
+                if at is not None:
+                    lost = todo[at]
+                    add(at, {"op": lost.op.name, "case": lost.case.name, "failed": why})
+                elif why:
+                    raise SystemExit(f"{why} outside any cell")
+    return judged, len(left)
+
+
+def _worked(
+    given: argparse.Namespace,
+    folder: Path,
+    environment: Mapping[str, str],
+    end: float,
+    add: Callable[[int, dict[str, Any]], None],
+) -> tuple[int | None, str]:
+    """One judging process, to its end or ``end``: (the cell that it was at, why it ended)."""
+    command = bound([sys.executable, __file__, *sys.argv[1:], "--worker", str(folder)])
+    at: int | None = None
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment)
+        assert process.stdout is not None
+        late = threading.Timer(max(0.0, end - time.monotonic()) + GRACE_SECONDS, process.kill)
+        late.start()
+        try:
             for line in process.stdout:
                 message = json.loads(line)
                 at = message.get("start", at)
-                if "cell" in message:
-                    judged.append(message["cell"])
+                if "cell" in message and at is not None:
+                    add(at, message["cell"])
                     at = None
                     if time.monotonic() >= end:
-                        process.kill()
                         break
+            else:
+                process.wait()
+        finally:
+            process.kill()
             code = process.wait()
             late.cancel()
-            complaints.seek(0)
-            tail = complaints.read()[-300:].strip().replace("\n", " | ")
-        if len(judged) < len(todo) and time.monotonic() < end:
-            if at is None and code == 0:
-                continue
-            if at is None:
-                raise SystemExit(f"the judging process ended with code {code} outside any cell: {tail}")
-            lost = todo[at]
-            why = f"its process ended with code {code}: {tail}"
-            judged.append({"op": lost.op.name, "case": lost.case.name, "failed": why})
-    return judged, len(todo) - len(judged)
+        complaints.seek(0)
+        tail = complaints.read()[-300:].strip().replace("\n", " | ")
+    return at, f"its process ended with code {code}: {tail}" if code else ""
 
 
 Why = Literal["counts", "failed", "no choice", "noisy", "untrusted"]
@@ -419,6 +536,7 @@ def markdown(judged: Sequence[dict[str, Any]], left: int, title: str) -> str:
             f"{half}: median, p95 and worst {measured}; allowed: {', '.join(f'{limit:.0%}' for limit in limits)}"
         )
     lines += _beside_peers(judged)
+    lines += _not_prepared(judged)
     if left:
         lines.append(f"{left} cells were left when time was up")
     worst = sorted((c for c in judged if standing(c) == "counts"), key=lambda c: -c["regret"])[:10]
@@ -428,6 +546,13 @@ def markdown(judged: Sequence[dict[str, Any]], left: int, title: str) -> str:
         columns = f"{cell['choice']} | {best} | {cell['regret']:.1%} | {cell['source']}"
         lines.append(f"| {cell['op']} | {cell['case']} | {columns} |")
     return "\n".join(lines) + "\n"
+
+
+def _not_prepared(judged: Sequence[dict[str, Any]]) -> list[str]:
+    """In how many cells something was left out for want of time to compile it."""
+    cells = [[n for n, why in cell.get("skipped", {}).items() if why.startswith(NOT_PREPARED)] for cell in judged]
+    names = sorted({name for own in cells for name in own})
+    return [f"{name}: {NOT_PREPARED} in {sum(name in own for own in cells)} of {len(cells)} cells" for name in names]
 
 
 def _beside_peers(judged: Sequence[dict[str, Any]]) -> list[str]:
@@ -483,8 +608,14 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--seed", type=int, default=int(f"{datetime.date.today():%Y%m%d}"), help="default: the date")
     parser.add_argument("--resume", type=Path, metavar="JSON", help="go on with the cells that this document left")
-    parser.add_argument("--ahead", type=int, default=8, help="processes that run every kernel once before, on a GPU")
-    parser.add_argument("--warm", help=argparse.SUPPRESS)
+    parser.add_argument("--ahead", type=int, default=8, help="processes that compile before, on a GPU")
+    parser.add_argument("--ahead-seconds", type=float, help="of --seconds, for them at most; default: half")
+    parser.add_argument(
+        "--prepare-seconds",
+        type=float,
+        help="of each judging process, for FlexAttention where --ahead made none; default: 0, without --ahead any",
+    )
+    parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     parser.add_argument(
         "--unlike",
         type=Path,
@@ -495,19 +626,24 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--require", action="store_true", help="exit with 1 where the regret is more than is asked for")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.warm is not None:
-        warm(given, *map(int, given.warm.split("/")))
-        return
     if given.worker is not None:
-        work(given, given.worker)
+        if given.compile is None:
+            work(given, given.worker)
+        else:
+            compile_ahead(given, given.worker, given.compile)
         return
     try:
         _run(given)
     except FerrymanError as error:
         sys.stderr.write(f"regret: {error}\n")
         raise SystemExit(2) from None
+
+
+def _terminated(number: int, frame: Any) -> None:
+    """SIGTERM ends the run through its contexts, which end its processes."""
+    raise SystemExit(128 + number)
 
 
 def _locked(path: Path | None, profile: Profile) -> tuple[Path, lockfile_document.Lockfile | None]:
@@ -539,13 +675,16 @@ def regions(document: lockfile_document.Lockfile | None) -> str:
 
 
 def _resumed(given: argparse.Namespace, todo: Sequence[Cell]) -> list[dict[str, Any]]:
-    """The cells of an earlier sitting. Raises ResultError where they are not the first ones of this draw."""
+    """The cells of an earlier sitting. Raises ResultError where they are not of this draw."""
     if given.resume is None:
         return []
-    known = [(cell.op.name, cell.case.name) for cell in todo]
+    known = {(cell.op.name, cell.case.name) for cell in todo}
     try:
-        judged: list[dict[str, Any]] = json.loads(given.resume.read_text(encoding="utf-8"))["cells"]
-        same = [(cell["op"], cell["case"]) for cell in judged] == known[: len(judged)]
+        document: dict[str, Any] = json.loads(given.resume.read_text(encoding="utf-8"))
+        judged: list[dict[str, Any]] = document["cells"]
+        earlier = [(cell["op"], cell["case"]) for cell in judged]
+        of_draw = document["environment"]["seed"] == given.seed and known.issuperset(earlier)
+        same = of_draw and len(set(earlier)) == len(earlier)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResultError(
             f"--resume {given.resume}: required: a document of benchmarks/regret.py; {error!r}"
@@ -555,11 +694,31 @@ def _resumed(given: argparse.Namespace, todo: Sequence[Cell]) -> list[dict[str, 
     return judged
 
 
+def report(environment: dict[str, Any], dtype: str, judged: Sequence[dict[str, Any]], left: int) -> str:
+    """The document. left: cells that were not judged (yet)."""
+    document = {
+        "kind": "ferryman-regret",
+        "version": 1,
+        "environment": environment,
+        "dtype": dtype,
+        "noise_limit": NOISE_LIMIT,
+        "left": left,
+        "halves": summary(judged, _half),
+        "sources": summary(judged, _source),
+        "ops": summary(judged, lambda c: str(c["op"])),
+        "cells": list(judged),
+    }
+    return json.dumps(document, indent=1)
+
+
 def _run(given: argparse.Namespace) -> None:
     if given.cells < 1:
         raise ArgumentError("regret", "--cells", given.cells, "at least 1")
     if not 0 < given.seconds < math.inf:
         raise ArgumentError("regret", "--seconds", given.seconds, "more than 0, finite")
+    for option, seconds in (("--ahead-seconds", given.ahead_seconds), ("--prepare-seconds", given.prepare_seconds)):
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise ArgumentError("regret", option, seconds, "at least 0, finite")
     plan, todo = _plan(given)
     profile = plan.profile
     given.lockfile, document = _locked(given.lockfile, profile)
@@ -568,38 +727,35 @@ def _run(given: argparse.Namespace) -> None:
             documents.require_writable(path, option)
     start = time.monotonic()
     before = _resumed(given, todo)
-    judged, left = supervise(given, todo, before)
-    seconds = time.monotonic() - start
+
+    def environment() -> results.Environment:
+        return results.environment(plan.device, profile, given.seed, given.grid, time.monotonic() - start)
+
+    def keep(judged: Sequence[dict[str, Any]]) -> None:
+        if given.json is not None:
+            facts = environment().model_dump(mode="json")
+            documents.write(given.json, report(facts, given.dtype, judged, len(todo) - len(judged)), "--json")
+
+    judged, left = supervise(given, todo, before, keep)
     if not judged:
         raise ArgumentError(
             "regret", "--seconds", given.seconds, f"enough for one of {len(todo)} cells; none was judged"
         )
-    environment = results.environment(plan.device, profile, given.seed, given.grid, seconds)
+    facts = environment()
     title = (
-        f"{environment.device_name} ({profile.name}), torch {torch.__version__}, {given.dtype}: {len(judged)} cells in "
-        f"{seconds:.0f} s, seed {given.seed}, {regions(document)}"
+        f"{facts.device_name} ({profile.name}), torch {torch.__version__}, {given.dtype}: {len(judged)} cells in "
+        f"{facts.seconds:.0f} s, seed {given.seed}, {regions(document)}"
     )
     text = markdown(judged, left, title)
     print(text)
     if given.markdown is not None:
         documents.write(given.markdown, text, "--markdown")
     if given.json is not None:
-        report = {
-            "kind": "ferryman-regret",
-            "version": 1,
-            "environment": environment.model_dump(mode="json"),
-            "dtype": given.dtype,
-            "noise_limit": NOISE_LIMIT,
-            "left": left,
-            "halves": summary(judged, _half),
-            "sources": summary(judged, _source),
-            "ops": summary(judged, lambda c: str(c["op"])),
-            "cells": judged,
-        }
-        documents.write(given.json, json.dumps(report, indent=1), "--json")
+        documents.write(given.json, report(facts.model_dump(mode="json"), given.dtype, judged, left), "--json")
     if given.require and (failures := unmet(judged)):
         raise SystemExit("regret: " + "; ".join(failures))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminated)
     main()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +19,10 @@ import torch
 
 from ferryman import ops
 from ferryman.device_profiles import detect
-from ferryman.dispatch import lockfile_document, lockfile_entry, registry
-from ferryman.porting.bench import grid
+from ferryman.dispatch import lockfile_document, lockfile_entry, preparing, registry, select
+from ferryman.ops.primitive import Primitive
+from ferryman.porting.bench import ahead, clock, grid, runner
+from ferryman.porting.bench.laps import Laps
 from ferryman.porting.inputs.cases import materialise
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +157,222 @@ def test_a_run_judges_in_another_process(tmp_path: Path) -> None:
     assert cell["noise"] >= 0 and report["left"] == 0 and "| untuned | 1 |" in done.stdout
 
 
+def test_a_run_that_is_stopped_leaves_what_it_judged_and_another_goes_on(
+    regret: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "regret.json"
+    arguments = ("--lockfile", "none", "--device", "cpu", "--dtype", "f32", "--op", "softmax", "--cells", "40")
+    command = [sys.executable, str(SCRIPT), *arguments, "--seed", "5", "--json", str(out)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    stopped = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert stopped.stderr is not None
+    told = stopped.stderr.readline()
+    stopped.send_signal(signal.SIGTERM)
+    stopped.communicate()
+    assert told.startswith("regret: 1 of 40, ") and " s: " in told
+    partial = json.loads(out.read_text())
+    assert stopped.returncode == 143 and len(partial["cells"]) + partial["left"] == 40
+    assert partial["cells"] and partial["left"]
+    assert {"inputs", "preparing", "making ready", "trials"} <= set(partial["cells"][0]["parts"])
+    given = (*arguments, "--resume", out, "--json", tmp_path / "other.json", "--seed", "6")
+    assert run(regret, monkeypatch, *given) == 2 and "is of another draw" in capsys.readouterr().err
+    subprocess.run([*command, "--resume", str(out)], capture_output=True, env=environment, check=True)
+    whole = json.loads(out.read_text())
+    assert whole["left"] == 0 and whole["cells"][: len(partial["cells"])] == partial["cells"]
+    assert len({cell["case"] for cell in whole["cells"]}) == len(whole["cells"]) == 40
+
+
+def asked_of(regret: ModuleType, **more: Any) -> Namespace:
+    return Namespace(**({"lockfile": Path("none"), "seconds": 60.0, "ahead": 0, "prepare_seconds": None} | more))
+
+
+def test_every_cell_is_kept_as_soon_as_it_is_judged_and_one_that_ends_its_process_is_failed(
+    regret: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = regret.cells([ops.softmax.primitive], 4, "small", CPU, 0)
+    names = [cell.case.name for cell in todo]
+    orders: list[list[int]] = []
+
+    def worked(given: Namespace, folder: Path, environment: Any, end: float, add: Any) -> tuple[int | None, str]:
+        asked = json.loads((folder / regret.ORDER).read_text())
+        orders.append(asked["order"])
+        assert asked["prepare_seconds"] is None and asked["prepared"] == [] and asked["unprepared"] == {}
+        if len(orders) == 2:
+            return 3, "its process ended with code -9: no memory"
+        add(asked["order"][0], judged("tuned", 0.1, case=names[asked["order"][0]], parts={"trials": 1.234}))
+        return None, ""
+
+    monkeypatch.setattr(regret, "_worked", worked)
+    kept: list[list[str]] = []
+    before = [judged("tuned", 0.0, case=names[1])]
+    cells, left = regret.supervise(
+        asked_of(regret), todo, before, lambda judged: kept.append([cell["case"] for cell in judged])
+    )
+    assert orders == [[0, 2, 3], [2, 3], [2]] and left == 0
+    assert [cell["case"] for cell in cells] == [names[1], names[0], names[3], names[2]]
+    assert kept == [[cell["case"] for cell in cells[:count]] for count in (2, 3, 4)]
+    assert cells[2]["failed"].endswith("no memory")
+    progress = capsys.readouterr().err
+    assert "regret: 2 of 4, 0 s: softmax" in progress and "a +10.0%; 1.2 s: trials 1.23" in progress
+
+
+def test_cells_whose_kernels_are_ready_come_first(regret: ModuleType) -> None:
+    said = [
+        ahead.Done("kernels", 5, 1.0, None, True),
+        ahead.Done("kernels", 4, 1.0, None, True),
+        ahead.Done("prepared", 4, 9.0),
+        ahead.Done("kernels", 3, 1.0),
+        ahead.Done("kernels", 2, 1.0, "no room"),
+    ]
+    assert regret.ordered([1, 2, 3, 4, 5], said) == [3, 4, 5, 1, 2]
+    text = ahead.described(said, 5, 12.0)
+    assert "kernels of 3 of 5 cells (1 failed) in 4 s" in text and "prepared of 1 of 2 cells" in text
+
+
+@pytest.fixture
+def judging(regret: ModuleType, monkeypatch: pytest.MonkeyPatch) -> runner.Plan:
+    monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
+    return runner.Plan(CPU, select.profile_for(CPU), torch.float32, (), ("torch", "definition"), (), 0)
+
+
+def test_what_was_not_compiled_in_time_is_left_out_and_said(
+    regret: ModuleType, judging: runner.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dataclasses
+
+    prepared: list[str] = []
+
+    def ready(op: Primitive, *given: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+        prepared.append(op.name)
+        return (), {}
+
+    refusals = select.refusals
+    monkeypatch.setattr(preparing, "ready", ready)
+    monkeypatch.setattr(preparing, "preparable", lambda op, args, profile: (SimpleNamespace(name="torch"),))
+    (cell,) = regret.cells([ops.softmax.primitive], 1, "small", CPU, 0)
+    laps = Laps()
+    record = regret.judge(judging, cell, laps)
+    assert record["skipped"] == {} and prepared == ["softmax", "softmax"] and laps.seconds["trials"] > 0
+    unprepared = dataclasses.replace(judging, prepares=False)
+
+    def not_yet(line: Any, *given: Any, **more: Any) -> list[str]:
+        return ["not yet"] if line.name == "torch" else refusals(line, *given, **more)
+
+    monkeypatch.setattr(select, "refusals", not_yet)
+    record = regret.judge(unprepared, cell, Laps())
+    assert record["skipped"]["torch"] == regret.IN_TIME and prepared == ["softmax", "softmax"]
+    (said,) = regret._not_prepared([record, judged("tuned", 0.0)])
+    assert said == "torch: not compiled ahead in 1 of 2 cells"
+    assert said in regret.markdown([record, judged("tuned", 0.0)], 0, "A device")
+    record = regret.judge(unprepared, cell, Laps(), f"{regret.NOT_PREPARED}: no such template")
+    assert record["skipped"]["torch"] == "not compiled ahead: no such template"
+
+
+def test_processes_that_compile_take_each_cell_once_and_say_what_failed(
+    regret: ModuleType, judging: runner.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[str] = []
+
+    def kernels(plan: runner.Plan, op: Primitive, case: Any) -> str | None:
+        launched.append(case.name)
+        if len(launched) == 1:
+            raise RuntimeError("out of memory\nand more")
+        ahead.compile_cells(tmp_path, "second", plan, todo) if len(launched) == 2 else None
+        return None
+
+    monkeypatch.setattr(ahead, "_kernels", kernels)
+    monkeypatch.setattr(ahead, "_prepared", lambda plan, op, case: "torch.flex: no such template")
+    monkeypatch.setattr(ahead, "wants_preparing", lambda plan, op, case: case.name == todo[2][2].name)
+    drawn = regret.cells([ops.softmax.primitive], 4, "small", CPU, 0)
+    todo: Sequence[Any] = [(10 + i, cell.op, cell.case) for i, cell in enumerate(drawn)]
+    ahead.compile_cells(tmp_path, "first", judging, todo)
+    assert sorted(launched) == sorted(cell.case.name for cell in drawn)
+    said = ahead.done(tmp_path)
+    assert ahead.ready(said, "kernels") == {11, 12, 13} and ahead.ready(said, "prepared") == set()
+    (failed,) = [one for one in said if one.part == "prepared"]
+    assert failed.cell == 12 and failed.failed == "torch.flex: no such template" and failed.wants_preparing
+    with (tmp_path / "second.jsonl").open("a") as file:
+        file.write('{"part": "kern')  # killed while it wrote
+    assert ahead.done(tmp_path) == said
+
+
+def test_ahead_runs_what_is_compiled_for_a_call_and_not_what_pytorch_brings(
+    judging: runner.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def implementations(plan: runner.Plan, op: Primitive, args: Any) -> list[Any]:
+        assert not plan.prepares
+
+        def call_of(name: str) -> Any:
+            def call() -> None:
+                called.append(name)
+                if name == "triton":
+                    raise RuntimeError("no shared memory")
+
+            return lambda args: call
+
+        names = {"torch": None, "triton": None, "cuda": "refused"}
+        return [SimpleNamespace(name=n, skipped=why, call_of=call_of(n)) for n, why in names.items()]
+
+    monkeypatch.setattr(runner, "implementations", implementations)
+    case = grid.cases(ops.softmax.primitive, "small", CPU)[0]
+    ahead.compile_cells(tmp_path, "one", judging, [(0, ops.softmax.primitive, case)])
+    (done,) = ahead.done(tmp_path)
+    assert called == ["triton"] and done.failed == "triton: RuntimeError: no shared memory"
+    assert not ahead.wants_preparing(judging, ops.softmax.primitive, case)
+
+
+def test_attention_that_flex_could_serve_is_known_without_data() -> None:
+    from ferryman.device_profiles import profile
+
+    op = ops.attention.primitive
+    plan = runner.Plan(CUDA, profile("h100-sxm"), torch.bfloat16, (), (), (), 0)
+    case = grid.cases(op, "small", CUDA)[0]
+    assert ahead.wants_preparing(plan, op, case)
+    assert preparing.preparable(op, grid.on_meta(op, case, torch.bfloat16), plan.profile, ["triton"]) == ()
+    import dataclasses
+
+    assert not ahead.wants_preparing(dataclasses.replace(plan, dtype=torch.float32), op, case)
+
+
+def test_processes_compile_until_all_is_done_or_time_is_up(
+    regret: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--device", "cpu", "--dtype", "f32", "--op", "softmax", "--cells", "3", "--seed", "0", "--ahead", "2")
+    monkeypatch.setattr(sys, "argv", ["regret.py", *arguments])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    given = asked_of(regret, lockfile=regret.settings.NO_LOCKFILE, ahead=2, ahead_seconds=50.0)
+    said = regret._ahead(given, tmp_path, regret._environment(given), [0, 2])
+    assert ahead.ready(said, "kernels") == {0, 2} and len(said) == 2
+    assert "regret: compiled ahead in " in capsys.readouterr().err
+    given.ahead_seconds = 0.0
+    (tmp_path / "late").mkdir()
+    assert regret._ahead(given, tmp_path / "late", regret._environment(given), [0, 2]) == []
+    monkeypatch.setattr(sys, "argv", ["regret.py", "--op", "softmx"])
+    given.ahead, given.ahead_seconds = 1, 50.0
+    assert regret._ahead(given, tmp_path / "late", regret._environment(given), [0, 2]) == []
+    assert "a process that compiles ended with code 1: " in (told := capsys.readouterr().err) and "softmx" in told
+
+
+def test_laps_add_up() -> None:
+    now = iter([10.0, 11.0, 11.5, 13.5])
+    laps = Laps(lambda: next(now))
+    for part in ("inputs", "trials", "inputs"):
+        laps.end(part)
+    assert laps.seconds == {"inputs": 3.0, "trials": 0.5}
+
+
+def test_one_place_keeps_what_triton_compiles(regret: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRYMAN_BACKEND", "torch")
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    environment = regret._environment(asked_of(regret, lockfile=regret.settings.NO_LOCKFILE))
+    assert environment["TRITON_CACHE_DIR"].endswith(".triton/cache") and "FERRYMAN_BACKEND" not in environment
+    assert environment["FERRYMAN_LOCKFILE"] == "none" and environment["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    assert regret._environment(asked_of(regret))["TRITON_CACHE_DIR"] == "/elsewhere"
+
+
 def test_a_lockfile_that_does_not_hold_here_is_refused(tmp_path: Path) -> None:
     lock = tmp_path / "lock.json"
     lockfile_document.record(lock, detect("cpu"), {})
@@ -194,6 +415,8 @@ def lock(tmp_path: Path) -> Path:
         (["--seconds", "nan"], "--seconds is nan; required: more than 0, finite"),
         (["--seconds", "0"], "--seconds is 0"),
         (["--seconds", "inf"], "--seconds is inf"),
+        (["--ahead-seconds", "-1"], "--ahead-seconds is -1.0; required: at least 0, finite"),
+        (["--prepare-seconds", "nan"], "--prepare-seconds is nan"),
         (["--op", "softmx"], "unknown op 'softmx'; nearest: softmax"),
         (["--grid", "huge"], "unknown grid 'huge'"),
         (["--dtype", "int7"], "unknown dtype"),
@@ -223,7 +446,7 @@ def test_a_lockfile_that_is_cut_off_or_none_is_one_line(
     assert run(regret, monkeypatch, "--lockfile", lock) == 2
     assert "is not JSON" in capsys.readouterr().err
     monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
-    monkeypatch.setattr(regret, "supervise", lambda given, todo, before: ([judged("untuned", 0.0)], 0))
+    monkeypatch.setattr(regret, "supervise", lambda given, todo, before, keep: ([judged("untuned", 0.0)], 0))
     assert run(regret, monkeypatch, "--op", "softmax") == 0
     assert ", untuned" in capsys.readouterr().out  # dispatch without a lockfile is judged
 
@@ -244,7 +467,7 @@ def test_require_fails_beyond_the_limits_and_where_nothing_counts(
     regret: ModuleType, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(*cells: dict[str, Any]) -> object:
-        monkeypatch.setattr(regret, "supervise", lambda given, todo, before: (list(cells), 0))
+        monkeypatch.setattr(regret, "supervise", lambda given, todo, before, keep: (list(cells), 0))
         return run(regret, monkeypatch, "--lockfile", lock, "--require", "--op", "softmax", "--json", out)
 
     out = tmp_path / "regret.json"
@@ -255,5 +478,5 @@ def test_require_fails_beyond_the_limits_and_where_nothing_counts(
     assert len(json.loads(out.read_text())["cells"]) == 5  # what was measured is written
     assert of(good[0], judged("untuned", 0.0, noise=0.5)) == "regret: untuned: no cell counts; required: at least one"
     assert of() == 2  # nothing was judged
-    monkeypatch.setattr(regret, "supervise", lambda given, todo, before: ([judged("tuned", 0.5)], 0))
+    monkeypatch.setattr(regret, "supervise", lambda given, todo, before, keep: ([judged("tuned", 0.5)], 0))
     assert run(regret, monkeypatch, "--lockfile", lock, "--op", "softmax") == 0  # nothing is required

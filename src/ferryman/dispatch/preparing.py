@@ -14,6 +14,7 @@ from ferryman.dispatch import plan, registry, select
 from ferryman.dispatch.explanation import bind
 from ferryman.errors import ArgumentError, CaptureError, CompileError
 from ferryman.ops.clauses import PREPARED
+from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
 
 
@@ -39,6 +40,22 @@ def prepare(op: str | Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[st
     return prepared
 
 
+def preparable(
+    op: Primitive, args: Sequence[Any], profile: Profile, names: Sequence[str] = ()
+) -> tuple[Implementation, ...]:
+    """Implementations that serve a call once they are compiled for it, whether or not that was done. args: on "meta",
+    too. names: of lines or backends; none: every line."""
+    lines = []
+    for line in registry.implementations(op.name):
+        if line.prepare is None or (names and not any(map(line.answers, names))):
+            continue
+        others = tuple(clause for clause in line.when if PREPARED not in clause.facts)
+        view = select.View.of(op, args, profile)
+        if not select.refusals(dataclasses.replace(line, when=others), view, profile):
+            lines.append(line)
+    return tuple(lines)
+
+
 def ready(
     op: Primitive, args: Sequence[Any], profile: Profile, names: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], dict[str, CompileError]]:
@@ -47,13 +64,7 @@ def ready(
     if any(isinstance(a, Tensor) and a.device.type == "meta" for a in args):
         return (), {}
     prepared, failed, changed = [], {}, False
-    for line in registry.implementations(op.name):
-        if line.prepare is None or (names and not any(map(line.answers, names))):
-            continue
-        others = tuple(clause for clause in line.when if PREPARED not in clause.facts)
-        view = select.View.of(op, args, profile)
-        if select.refusals(dataclasses.replace(line, when=others), view, profile):
-            continue
+    for line in preparable(op, args, profile, names):
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise CaptureError(f"{op.name}: {line.name} would be compiled while a graph is captured; prepare it before")
         try:

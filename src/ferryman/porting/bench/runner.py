@@ -230,6 +230,16 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
     return contenders
 
 
+def own_plans(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
+    """What `implementations` has in a tuned configuration, as it would run without a lockfile."""
+    contenders, view = [], select.View.of(op, args, plan.profile)
+    for line in registry.implementations(op.name):
+        if not select.refusals(line, view, plan.profile) and select.configuration_of(op, args, plan.profile, line):
+            contenders.append(configured(plan, op, line))
+            contenders[-1].name += ", its own plan"
+    return contenders
+
+
 def configured(plan: Plan, op: Primitive, line: Implementation, configuration: str = "") -> Contender:
     """One implementation in one of its configurations; "" is its own plan."""
     target = select.target_of(plan.profile, configuration)
