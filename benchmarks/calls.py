@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import ferryman
+from ferryman import files
 from ferryman.dispatch import registry, select
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import grid, peers, rotation, runner
@@ -236,7 +237,7 @@ def main() -> None:
     parser.add_argument("--share", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.show:
-        print(markdown(json.loads(asked.show.read_text())))
+        print(markdown(files.document(asked.show)))
         return
     device, todo = torch.device("cuda:0"), list(calls(asked.only))
     known = peers.adapters(Path(__file__).parent / "peers", PEERS)
