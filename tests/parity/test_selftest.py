@@ -75,7 +75,7 @@ BUGS = {
 
 def test_every_bug_of_the_list_has_a_rule() -> None:
     known = {r.name for r in rules.RULES} | {r.name for r in rewrites.WRONG} | {o.name for o in python.OPERATORS}
-    known |= {"truncated", "in_storage_precision"}  # rules.definition_rules
+    known |= {"truncated", "in_storage_precision"}  # float32.definition_rules
     assert set(BUGS.values()) <= known, set(BUGS.values()) - known
     assert any(e.operator == "wait removed" for e in cpp.edits(sources.text_of("backends/simt/portable.cuh"), "p.cuh"))
 
