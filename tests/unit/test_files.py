@@ -30,7 +30,7 @@ from ferryman.porting.capsule.replay_results import load as load_replay
 from ferryman.porting.ci import history, merged, perf, record
 from ferryman.porting.fingerprint import document as fingerprint
 from ferryman.porting.judging import results
-from ferryman.porting.judging.results import printable
+from ferryman.porting.judging.printable import printable
 
 READERS: dict[str, tuple[Callable[[Path], object], type[FerrymanError]]] = {
     "results": (results.load, ResultError),
