@@ -27,12 +27,24 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def regret() -> ModuleType:
+    """The script, which finds the modules beside it as it does when it is run."""
     spec = importlib.util.spec_from_file_location("regret_benchmark", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks itself up there
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def drawing(regret: ModuleType) -> ModuleType:
+    return sys.modules["dispatch_regret.drawing"]
+
+
+@pytest.fixture(scope="module")
+def report(regret: ModuleType) -> ModuleType:
+    return sys.modules["dispatch_regret.report"]
 
 
 def judged(half: str, regret: float, noise: float = 0.01, **more: Any) -> dict[str, Any]:
@@ -52,18 +64,18 @@ def judged(half: str, regret: float, noise: float = 0.01, **more: Any) -> dict[s
     return cell | more
 
 
-def test_on_a_device_more_than_half_of_300_cells_were_never_tuned_and_all_ops_are_there(regret: ModuleType) -> None:
+def test_on_a_device_more_than_half_of_300_cells_were_never_tuned_and_all_ops_are_there(drawing: ModuleType) -> None:
     every = list(registry.primitives().values())
-    cells = regret.cells(every, 300, "full", CUDA, 0)
+    cells = drawing.cells(every, 300, "full", CUDA, 0)
     assert len(cells) == 300 and {c.op.name for c in cells} == {op.name for op in every}
     tuned = [c for c in cells if c.case.name in {known.name for known in grid.cases(c.op, "full", CUDA)}]
     assert len(tuned) == 135
     assert len({(c.op.name, c.case.name) for c in cells}) == 300
-    assert cells == regret.cells(every, 300, "full", CUDA, 0) != regret.cells(every, 300, "full", CUDA, 1)
+    assert cells == drawing.cells(every, 300, "full", CUDA, 0) != drawing.cells(every, 300, "full", CUDA, 1)
     known = {(c.op.name, c.case.name) for c in cells if c not in tuned}
-    others = {(c.op.name, c.case.name) for c in regret.cells(every, 300, "full", CUDA, 0, known)}
+    others = {(c.op.name, c.case.name) for c in drawing.cells(every, 300, "full", CUDA, 0, known)}
     assert len(others) == 300 and not others & known  # a document that was fitted to names them
-    widths = [regret.widths_of(seed) for seed in range(3)]
+    widths = [drawing.widths_of(seed) for seed in range(3)]
     assert len(set(widths)) == 3 and all(w % 64 == 0 and 256 <= w <= 65_536 for ws in widths for w in ws)
     for cell in (c for c in cells if c not in tuned):
         for spec in cell.case.args.values():
@@ -71,20 +83,20 @@ def test_on_a_device_more_than_half_of_300_cells_were_never_tuned_and_all_ops_ar
             assert size <= 2 << 30, (cell.op.name, cell.case.name)
 
 
-def test_a_short_grid_is_filled_up_with_shapes_that_were_never_tuned(regret: ModuleType) -> None:
-    cells = regret.cells([ops.softmax.primitive, ops.linear.primitive], 40, "small", CUDA, 0)
+def test_a_short_grid_is_filled_up_with_shapes_that_were_never_tuned(drawing: ModuleType) -> None:
+    cells = drawing.cells([ops.softmax.primitive, ops.linear.primitive], 40, "small", CUDA, 0)
     assert len(cells) == 40
     names = {case.name for op in (ops.softmax, ops.linear) for case in grid.cases(op.primitive, "small", CUDA)}
     assert sum(c.case.name in names for c in cells) == len(names) == 4
 
 
-def test_every_drawn_shape_is_a_call_that_its_op_takes(regret: ModuleType) -> None:
+def test_every_drawn_shape_is_a_call_that_its_op_takes(drawing: ModuleType) -> None:
     import random
 
     for op in registry.primitives().values():
         if registry.evidence(op).sampled is None or registry.forward_of(op) is not None:
             continue
-        shapes = regret.drawn(op, CPU, random.Random(3), (), regret.widths_of(3))
+        shapes = drawing.drawn(op, CPU, random.Random(3), (), drawing.widths_of(3))
         for _ in range(3):
             case = next(shapes)
             args = materialise(case, op, torch.float32, 0, CPU)
@@ -94,26 +106,26 @@ def test_every_drawn_shape_is_a_call_that_its_op_takes(regret: ModuleType) -> No
             assert named is not None and named(case.name) == case  # what the fit of the cost model reads again
 
 
-def test_what_counts(regret: ModuleType) -> None:
-    assert regret.standing(judged("tuned", 0.0)) == "counts"
-    assert regret.standing(judged("tuned", 0.0, noise=0.031)) == "noisy"
-    assert regret.standing(judged("tuned", 0.0, untrusted=["clocks"])) == "untrusted"
-    assert regret.standing(judged("tuned", 0.0, seconds={"a": 1.0})) == "no choice"
-    assert regret.standing(judged("tuned", 0.0, seconds={"a": 1.0}, hopeless={"b": 9.0})) == "counts"
-    assert regret.standing({"op": "x", "case": "c", "failed": "out of memory"}) == "failed"
+def test_what_counts(report: ModuleType) -> None:
+    assert report.standing(judged("tuned", 0.0)) == "counts"
+    assert report.standing(judged("tuned", 0.0, noise=0.031)) == "noisy"
+    assert report.standing(judged("tuned", 0.0, untrusted=["clocks"])) == "untrusted"
+    assert report.standing(judged("tuned", 0.0, seconds={"a": 1.0})) == "no choice"
+    assert report.standing(judged("tuned", 0.0, seconds={"a": 1.0}, hopeless={"b": 9.0})) == "counts"
+    assert report.standing({"op": "x", "case": "c", "failed": "out of memory"}) == "failed"
 
 
-def test_medians_and_percentiles_of_what_counts(regret: ModuleType) -> None:
+def test_medians_and_percentiles_of_what_counts(report: ModuleType) -> None:
     cells = [judged("tuned", i / 100) for i in range(21)]
     cells += [judged("untuned", 0.02), judged("untuned", 9.0, noise=0.5), {"op": "x", "case": "c", "failed": "no room"}]
-    summary = regret.summary(cells, regret._half)
+    summary = report.summary(cells, report.half_of)
     assert summary["tuned"]["regret"] == {"median": 0.1, "p95": 0.19, "most": 0.2}
     assert summary["tuned"]["noise"]["median"] == 0.01 and summary["tuned"]["regret_of_preference"]["p95"] == 0.5
     assert summary["untuned"]["counts"] == 1 and summary["untuned"]["noisy"] == 1
     assert summary["untuned"]["regret"]["most"] == 0.02  # the noisy one is left out
     assert summary["failed"] == {"cells": 1, "failed": 1}
-    assert regret.percentile([3.0, 1.0, 2.0], 0.95) == 3.0 and regret.percentile([1.0], 0.5) == 1.0
-    text = regret.markdown(cells, 7, "A device")
+    assert report.percentile([3.0, 1.0, 2.0], 0.95) == 3.0 and report.percentile([1.0], 0.5) == 1.0
+    text = report.markdown(cells, 7, "A device")
     assert "tuned: median, p95 and worst 10.0%, 19.0%, 20.0%; allowed: 1%, 5%, 30%" in text
     assert "7 cells were left when time was up" in text and "| softmax | c | a | b | 20.0% | lockfile |" in text
 
