@@ -1,6 +1,6 @@
 """Fit the cost model's coefficients (`ferryman.dispatch.cost`) of one device to measured times.
 
-    python benchmarks/fit_costs.py h200 h200.lock.json results/h200/linear.json [--write]
+    python benchmarks/fit_costs.py h200 h200.lock.json results/h200/linear.json.gz [--write]
 
 It reads what `ferryman bench` and `ferryman tune` write, the table of `benchmarks/linear.py`, and what
 `benchmarks/regret.py` measured (with another seed than the run that judges). For each op, width of the storage dtype,
@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
+from ferryman import files
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
@@ -117,11 +118,9 @@ Form = TypeVar("Form", bound=BaseModel)
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ResultError(f"{path} is not JSON: {error}") from error
+        raw = files.document(path)
+    except files.Unreadable as error:
+        raise ResultError(str(error)) from error
     if not isinstance(raw, dict):
         raise ResultError(f"{path} holds a {type(raw).__name__}; required: {READ}")
     return raw

@@ -30,6 +30,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ferryman import files
+
 FAMILIES = (
     "llama",
     "qwen3",
@@ -356,7 +358,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.show:
-        print(markdown(json.loads(asked.show.read_text())))
+        print(markdown(files.document(asked.show)))
     elif asked.worker:
         worker(asked.worker, torch.device(asked.device), asked.tiny, asked.layers, asked.how)
     else:

@@ -185,10 +185,19 @@ def measure(names: Sequence[str], file: Path, limit: float) -> None:
         document["families"][name] = row
         said = row["real"].get("shares", row["real"].get("error"))
         print(name, row["float32"]["verdict"], row["bfloat16"]["verdict"], said, flush=True)
-        file.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        file.write_text(packed(document), encoding="utf-8")
         if time.perf_counter() - begin > limit:
             print(f"stopped after {limit:.0f} s", flush=True)
             return
+
+
+def packed(document: dict[str, Any]) -> str:
+    """A document as JSON with a line for each family."""
+    families = document["families"]
+    lines = [f"  {json.dumps(name)}: {json.dumps(families[name], sort_keys=True)}" for name in sorted(families)]
+    head = {name: value for name, value in document.items() if name != "families"}
+    rest = "".join(f" {json.dumps(n)}: {json.dumps(v, sort_keys=True)},\n" for n, v in sorted(head.items()))
+    return "{\n" + rest + ' "families": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
 
 def counts(row: dict[str, Any]) -> bool:

@@ -13,12 +13,14 @@ import shutil
 import stat
 import tempfile
 import weakref
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 32 * 2**20
 MOST_VALUES = 1_200_000  # a parsed one takes 90 bytes; a check of 25,000 cells has a million
+_GZIP = b"\x1f\x8b"
 MOST_ITEMS = 100_000  # of one list, or one object
 
 
@@ -43,15 +45,31 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def document(path: Path, most: int = MOST_BYTES, values: int = MOST_VALUES) -> Any:
-    """A JSON file, parsed. Raises Unreadable."""
+    """A JSON file, or one that gzip packed, parsed. Raises Unreadable."""
     try:
         data = read(path, most)
+        if data.startswith(_GZIP):
+            data = _unpacked(data, most)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise Unreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
         return parse(data, values)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{path} is not JSON: {error}") from error
+
+
+def _unpacked(data: bytes, most: int) -> bytes:
+    """What gzip packed. Raises ValueError: damaged, cut, with more behind it, or larger than ``most``."""
+    inflater = zlib.decompressobj(wbits=31)
+    try:
+        text = inflater.decompress(data, most + 1)
+    except zlib.error as error:
+        raise ValueError(f"its gzip data is damaged: {error}") from error
+    if len(text) > most:
+        raise ValueError(f"it unpacks to more than {most} bytes")
+    if not inflater.eof or inflater.unused_data:
+        raise ValueError("its gzip data is cut" if not inflater.eof else "something follows its gzip data")
+    return text
 
 
 def parse(data: bytes, values: int = MOST_VALUES) -> Any:

@@ -22,7 +22,8 @@ from ferryman.dispatch import registry
 from ferryman.porting import selftest
 from ferryman.porting.mutate import cpp, python, rewrites, rules, sources, units
 from ferryman.porting.mutate.edits import EditError, spread
-from ferryman.porting.selftest import alternatives, judging, planting, report, runner, session, worker
+from ferryman.porting.selftest import alternatives, honest, judging, planting, report, runner, session, worker
+from ferryman.porting.selftest.cells import Cells
 
 CPU = torch.device("cpu")
 # Each bug of the project's list -> the operator, rule or rewriting that plants it.
@@ -75,7 +76,7 @@ BUGS = {
 
 def test_every_bug_of_the_list_has_a_rule() -> None:
     known = {r.name for r in rules.RULES} | {r.name for r in rewrites.WRONG} | {o.name for o in python.OPERATORS}
-    known |= {"truncated", "in_storage_precision"}  # rules.definition_rules
+    known |= {"truncated", "in_storage_precision"}  # float32.definition_rules
     assert set(BUGS.values()) <= known, set(BUGS.values()) - known
     assert any(e.operator == "wait removed" for e in cpp.edits(sources.text_of("backends/simt/portable.cuh"), "p.cuh"))
 
@@ -115,7 +116,7 @@ def test_a_bound_is_moved_where_it_counts_places_alone() -> None:
 def test_survivors_of_the_first_cells_are_left_for_later() -> None:
     """What only survivors need (every cell, the draws) is made once for all of them."""
     setting = judging.Setting(CPU, detect(CPU))
-    cells = session.Cells("softmax", setting, 0, "torch")
+    cells = Cells("softmax", setting, 0, "torch")
     known = {m.name: m for m in planting.catalogue(["softmax"], 1)}
     for name, first, fate in (("read_as_if_contiguous.x", 1, None), ("zero_row.y", 1, "caught")):
         record = session.evaluate(known[name], known[name].right(), cells, setting, False, first)
@@ -125,7 +126,7 @@ def test_survivors_of_the_first_cells_are_left_for_later() -> None:
 
 def test_a_dtype_reaches_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """`widen` has a branch for bfloat16: an edit of the other one is tried in float16, too."""
-    cells = session.Cells("softmax", judging.Setting(CPU, detect(CPU)), 0, "triton")
+    cells = Cells("softmax", judging.Setting(CPU, detect(CPU)), 0, "triton")
     first, second = cells.dtypes[:2]
     case, other = cells.cases[:2]
     lines = {first: 1, second: 2}
@@ -162,9 +163,9 @@ def test_a_watched_kernel_tells_every_statement() -> None:
     assert seen.lines == {("f.py", n) for n in (3, 4, 5)}
 
 
-def _edited(right: Any, wrong: Any) -> tuple[planting.Mutant, session.Cells]:
+def _edited(right: Any, wrong: Any) -> tuple[planting.Mutant, Cells]:
     """An edit, and cells on which the right kernel is ``right``; the edit lies where every cell reaches it."""
-    cells = session.Cells("softmax", judging.Setting(CPU, detect(CPU)), 0, "torch")
+    cells = Cells("softmax", judging.Setting(CPU, detect(CPU)), 0, "torch")
     known = next(m for m in planting.catalogue(["softmax"], 1, backend="torch") if m.name == "zero_row.y")
     edit = sources.candidates("softmax")[0]
     return dataclasses.replace(known, edit=edit, make=lambda: wrong, right=lambda: right), cells
@@ -291,7 +292,7 @@ def test_right_runs_are_of_the_backend_that_is_asked_for() -> None:
 
 def test_right_alternatives_pass() -> None:
     setting = judging.Setting(CPU, detect(CPU))
-    tally = session.honest(["softmax", "rms_norm"], setting, 0, "torch", 0, 2)
+    tally = honest.honest(["softmax", "rms_norm"], setting, 0, "torch", 0, 2)
     assert tally.runs >= 30 and tally.alarms == []
     assert set(tally.by_op) == {"softmax", "rms_norm"} <= set(registry.primitives())
 
@@ -299,7 +300,7 @@ def test_right_alternatives_pass() -> None:
 def test_a_kernel_that_leans_less_than_the_reference_is_no_alarm() -> None:
     """bfloat16 has three numbers within four deviations of 1e3: what is rounded between two steps leans."""
     plain = next(a for a in alternatives.alternatives(["add_layer_norm"], "torch") if a.name == "float64")
-    cells = session.Cells("add_layer_norm", judging.Setting(CPU, detect(CPU)), 0, "torch")
+    cells = Cells("add_layer_norm", judging.Setting(CPU, detect(CPU)), 0, "torch")
     prepared = cells.prepared(next(c for c in cells.cases if c.name == "fill_offset"), torch.bfloat16)
     seen = judging.look(plain.make(), plain.line, prepared, cells.setting)
     assert seen.cell.verdict == "PASS", seen.cell.reason
@@ -316,7 +317,7 @@ def test_a_kernel_that_leans_less_than_the_reference_is_no_alarm() -> None:
 def test_right_results_have_the_strides_that_are_declared() -> None:
     """They may follow an argument's, which a copy has lost."""
     (copied,) = (a for a in alternatives.alternatives(["causal_conv1d"], "torch") if a.name == "copied")
-    cells = session.Cells("causal_conv1d", judging.Setting(CPU, detect(CPU)), 0, "torch")
+    cells = Cells("causal_conv1d", judging.Setting(CPU, detect(CPU)), 0, "torch")
     case = next(c for c in cells.cases if c.name == "layout_channels")
     seen = judging.look(copied.make(), copied.line, cells.prepared(case, torch.float32), cells.setting)
     assert seen.cell.verdict == "PASS", seen.cell.reason

@@ -27,6 +27,7 @@ from ferryman.porting.judging import batch
 from ferryman.porting.mutate import cpp, sources
 from ferryman.porting.mutate.edits import Edit, spread
 from ferryman.porting.selftest import judging, session, worker
+from ferryman.porting.selftest.cells import Cells, elements
 from ferryman.porting.selftest.planting import Mutant
 from ferryman.porting.selftest.report import Record
 from tests.unit import simt_host as host
@@ -129,8 +130,8 @@ def _compiled(runtime: host.EmulatedRuntime, most: int) -> tuple[dict[int, Edit]
 def test_mutants_of_the_portable_kernels_are_caught(op: str, runtime: host.EmulatedRuntime) -> None:
     line = _line(op)
     setting = judging.Setting(CPU, detect("cpu"), times=2)
-    cells = session.Cells(op, setting, 0, "torch")
-    cells.cases = sorted((c for c in cells.cases if c.name != "empty_rows"), key=session._elements)[:CELLS]
+    cells = Cells(op, setting, 0, "torch")
+    cells.cases = sorted((c for c in cells.cases if c.name != "empty_rows"), key=elements)[:CELLS]
     emulated = _Emulated(op, runtime)
     for case, dtype in cells.order():  # first collect what must be compiled, all of it at once
         each = cells.prepared(case, dtype)

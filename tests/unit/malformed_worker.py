@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import hashlib
 import json
 import os
@@ -38,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "src" / "ferryman" / "device_profiles" / "data"
 RESULTS = (ROOT / "tests" / "data" / "results_schema_1.json").read_bytes()
 CAPSULE = (ROOT / "tests" / "data" / "h200.capsule").read_bytes()
-BENCH = (ROOT / "benchmarks" / "results" / "h200" / "full" / "rope.json").read_bytes()
+BENCH = gzip.decompress((ROOT / "benchmarks" / "results" / "h200" / "full" / "rope.json.gz").read_bytes())
 SHA = "0" * 64
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from ferryman.porting.ci import expected
 from ferryman.porting.ci.changes import Decision
 from ferryman.porting.ci.merged import Merged
+from ferryman.porting.ci.row import Row, Skip
 from tests.unit.ci_world import (
     COMMIT,
     JUNIT,
@@ -545,6 +547,21 @@ def test_a_missing_case_may_be_excused_by_the_matrix(tmp_path: Path) -> None:
     outcome("mi300x", "skipped", 1, launches=None)(jobs, world)
     record("mi300x", launches=2)(jobs, world)
     assert not state(world.judge(list(jobs.values()), tmp_path / "b"), "mi300x").met
+
+
+@pytest.mark.parametrize(("because", "excused"), [("*skipped*", True), ("*fp8*", False)])
+def test_an_excuse_may_ask_for_what_the_run_says_of_the_case(because: str, excused: bool, tmp_path: Path) -> None:
+    """A case that did not run for another reason, or that nobody speaks of, keeps the row from green."""
+    excuse = f"skips: [{{match: 'tests/*', reason: needs fp8, because: '{because}'}}], labels: [self-hosted, mi300x]"
+    text = MATRIX.replace("labels: [self-hosted, mi300x]", excuse)
+    assert text != MATRIX
+    world = World(make(tmp_path / "repository", text))
+    jobs = world.jobs()
+    outcome("mi300x", "skipped", 2, launches=None)(jobs, world)
+    record("mi300x", launches=4)(jobs, world)
+    assert state(world.judge(list(jobs.values()), tmp_path / "a"), "mi300x").green is excused
+    row = Row("id", "amd", "mi300x", "hip", "hardware", skips=(Skip("*", "why", because),))
+    assert expected.excused(row, "tests/a") is None, "nobody says anything of a case that is not there"
 
 
 def test_quarantine_is_never_green_and_ends(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -29,7 +30,7 @@ from ferryman.porting.capsule.replay_results import load as load_replay
 from ferryman.porting.ci import history, merged, perf, record
 from ferryman.porting.fingerprint import document as fingerprint
 from ferryman.porting.judging import results
-from ferryman.porting.judging.results import printable
+from ferryman.porting.judging.printable import printable
 
 READERS: dict[str, tuple[Callable[[Path], object], type[FerrymanError]]] = {
     "results": (results.load, ResultError),
@@ -308,3 +309,23 @@ def test_threads_that_build_one_kernel_read_whole_files(monkeypatch: pytest.Monk
     for thread in threads:
         thread.join()
     assert wrong == [] and len(places) == 400 and not any(place.exists() for place in places)
+
+
+# --- packed documents -----------------------------------------------------------------------------
+
+
+def test_a_packed_document_is_read_whole_or_refused(tmp_path: Path) -> None:
+    packed, path = gzip.compress(b'{"cells": [1, 2]}'), tmp_path / "check.json.gz"
+    path.write_bytes(packed)
+    assert files.document(path) == {"cells": [1, 2]}
+    damaged = packed[:12] + bytes(255 - byte for byte in packed[12:14]) + packed[14:]
+    for data, message in (
+        (packed[:-9], "cut"),
+        (packed + packed, "follows"),
+        (damaged, "gzip data is"),
+        (gzip.compress(b"[" + b" " * 5000 + b"]"), "more than 1000 bytes"),  # a small file that unpacks to a large one
+        (gzip.compress(b"no JSON"), "not JSON"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(files.Unreadable, match=message):
+            files.document(path, 1000)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferryman import ops
+from ferryman import files, ops
 from ferryman.device_profiles import profile as profile_of
 from ferryman.dispatch import cost, kernel_code, lockfile, lockfile_document, lockfile_entry, registry
 from ferryman.errors import ResultError
@@ -151,10 +151,10 @@ def test_what_is_written_is_what_dispatch_reads(fitting: ModuleType) -> None:
 
 def test_published_results_and_lockfiles_are_read(fitting: ModuleType, tmp_path: Path) -> None:
     results = ROOT / "benchmarks" / "results" / "h200"
-    linear = list(fitting.cells(results / "linear.json", H200))
-    rows = json.loads((results / "linear.json").read_text())["rows"]
+    linear = list(fitting.cells(results / "linear.json.gz", H200))
+    rows = files.document(results / "linear.json.gz")["rows"]
     assert len(linear) == 2 * len(rows) and linear[0].seconds == rows[0]["us"] * 1e-6
-    softmax_cells = list(fitting.cells(results / "full" / "softmax.json", H200))
+    softmax_cells = list(fitting.cells(results / "full" / "softmax.json.gz", H200))
     softmax = next(c for c in softmax_cells if (c.case, c.implementation) == ("8192x8192", "cuda"))
     assert softmax.work.bytes == 2 * 2 * 8192 * 8192
     assert {c.implementation for c in softmax_cells} == {"torch", "triton", "cuda"}  # no peer, no copy

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from ferryman.porting.graph import patterns
-from ferryman.porting.graph.normal import HALF
+from ferryman.porting.graph.nodes import HALF
 from tests import graph_spellings as written
 from tests.graphs import at_output, far, normal, placed, rewritten
 

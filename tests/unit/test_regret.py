@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferryman import ops
+from ferryman import ops, settings
 from ferryman.device_profiles import detect
 from ferryman.dispatch import lockfile_document, lockfile_entry, preparing, registry, select
 from ferryman.ops.primitive import Primitive
@@ -32,12 +32,34 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def regret() -> ModuleType:
+    """The script, which finds the modules beside it as it does when it is run."""
     spec = importlib.util.spec_from_file_location("regret_benchmark", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks itself up there
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def drawing(regret: ModuleType) -> ModuleType:
+    return sys.modules["dispatch_regret.drawing"]
+
+
+@pytest.fixture(scope="module")
+def judging(regret: ModuleType) -> ModuleType:
+    return sys.modules["dispatch_regret.judging"]
+
+
+@pytest.fixture(scope="module")
+def processes(regret: ModuleType) -> ModuleType:
+    return sys.modules["dispatch_regret.processes"]
+
+
+@pytest.fixture(scope="module")
+def report(regret: ModuleType) -> ModuleType:
+    return sys.modules["dispatch_regret.report"]
 
 
 def judged(half: str, regret: float, noise: float = 0.01, **more: Any) -> dict[str, Any]:
@@ -57,18 +79,18 @@ def judged(half: str, regret: float, noise: float = 0.01, **more: Any) -> dict[s
     return cell | more
 
 
-def test_on_a_device_more_than_half_of_300_cells_were_never_tuned_and_all_ops_are_there(regret: ModuleType) -> None:
+def test_on_a_device_more_than_half_of_300_cells_were_never_tuned_and_all_ops_are_there(drawing: ModuleType) -> None:
     every = list(registry.primitives().values())
-    cells = regret.cells(every, 300, "full", CUDA, 0)
+    cells = drawing.cells(every, 300, "full", CUDA, 0)
     assert len(cells) == 300 and {c.op.name for c in cells} == {op.name for op in every}
     tuned = [c for c in cells if c.case.name in {known.name for known in grid.cases(c.op, "full", CUDA)}]
     assert len(tuned) == 135
     assert len({(c.op.name, c.case.name) for c in cells}) == 300
-    assert cells == regret.cells(every, 300, "full", CUDA, 0) != regret.cells(every, 300, "full", CUDA, 1)
+    assert cells == drawing.cells(every, 300, "full", CUDA, 0) != drawing.cells(every, 300, "full", CUDA, 1)
     known = {(c.op.name, c.case.name) for c in cells if c not in tuned}
-    others = {(c.op.name, c.case.name) for c in regret.cells(every, 300, "full", CUDA, 0, known)}
+    others = {(c.op.name, c.case.name) for c in drawing.cells(every, 300, "full", CUDA, 0, known)}
     assert len(others) == 300 and not others & known  # a document that was fitted to names them
-    widths = [regret.widths_of(seed) for seed in range(3)]
+    widths = [drawing.widths_of(seed) for seed in range(3)]
     assert len(set(widths)) == 3 and all(w % 64 == 0 and 256 <= w <= 65_536 for ws in widths for w in ws)
     for cell in (c for c in cells if c not in tuned):
         for spec in cell.case.args.values():
@@ -76,20 +98,20 @@ def test_on_a_device_more_than_half_of_300_cells_were_never_tuned_and_all_ops_ar
             assert size <= 2 << 30, (cell.op.name, cell.case.name)
 
 
-def test_a_short_grid_is_filled_up_with_shapes_that_were_never_tuned(regret: ModuleType) -> None:
-    cells = regret.cells([ops.softmax.primitive, ops.linear.primitive], 40, "small", CUDA, 0)
+def test_a_short_grid_is_filled_up_with_shapes_that_were_never_tuned(drawing: ModuleType) -> None:
+    cells = drawing.cells([ops.softmax.primitive, ops.linear.primitive], 40, "small", CUDA, 0)
     assert len(cells) == 40
     names = {case.name for op in (ops.softmax, ops.linear) for case in grid.cases(op.primitive, "small", CUDA)}
     assert sum(c.case.name in names for c in cells) == len(names) == 4
 
 
-def test_every_drawn_shape_is_a_call_that_its_op_takes(regret: ModuleType) -> None:
+def test_every_drawn_shape_is_a_call_that_its_op_takes(drawing: ModuleType) -> None:
     import random
 
     for op in registry.primitives().values():
         if registry.evidence(op).sampled is None or registry.forward_of(op) is not None:
             continue
-        shapes = regret.drawn(op, CPU, random.Random(3), (), regret.widths_of(3))
+        shapes = drawing.drawn(op, CPU, random.Random(3), (), drawing.widths_of(3))
         for _ in range(3):
             case = next(shapes)
             args = materialise(case, op, torch.float32, 0, CPU)
@@ -99,26 +121,26 @@ def test_every_drawn_shape_is_a_call_that_its_op_takes(regret: ModuleType) -> No
             assert named is not None and named(case.name) == case  # what the fit of the cost model reads again
 
 
-def test_what_counts(regret: ModuleType) -> None:
-    assert regret.standing(judged("tuned", 0.0)) == "counts"
-    assert regret.standing(judged("tuned", 0.0, noise=0.031)) == "noisy"
-    assert regret.standing(judged("tuned", 0.0, untrusted=["clocks"])) == "untrusted"
-    assert regret.standing(judged("tuned", 0.0, seconds={"a": 1.0})) == "no choice"
-    assert regret.standing(judged("tuned", 0.0, seconds={"a": 1.0}, hopeless={"b": 9.0})) == "counts"
-    assert regret.standing({"op": "x", "case": "c", "failed": "out of memory"}) == "failed"
+def test_what_counts(report: ModuleType) -> None:
+    assert report.standing(judged("tuned", 0.0)) == "counts"
+    assert report.standing(judged("tuned", 0.0, noise=0.031)) == "noisy"
+    assert report.standing(judged("tuned", 0.0, untrusted=["clocks"])) == "untrusted"
+    assert report.standing(judged("tuned", 0.0, seconds={"a": 1.0})) == "no choice"
+    assert report.standing(judged("tuned", 0.0, seconds={"a": 1.0}, hopeless={"b": 9.0})) == "counts"
+    assert report.standing({"op": "x", "case": "c", "failed": "out of memory"}) == "failed"
 
 
-def test_medians_and_percentiles_of_what_counts(regret: ModuleType) -> None:
+def test_medians_and_percentiles_of_what_counts(report: ModuleType) -> None:
     cells = [judged("tuned", i / 100) for i in range(21)]
     cells += [judged("untuned", 0.02), judged("untuned", 9.0, noise=0.5), {"op": "x", "case": "c", "failed": "no room"}]
-    summary = regret.summary(cells, regret._half)
+    summary = report.summary(cells, report.half_of)
     assert summary["tuned"]["regret"] == {"median": 0.1, "p95": 0.19, "most": 0.2}
     assert summary["tuned"]["noise"]["median"] == 0.01 and summary["tuned"]["regret_of_preference"]["p95"] == 0.5
     assert summary["untuned"]["counts"] == 1 and summary["untuned"]["noisy"] == 1
     assert summary["untuned"]["regret"]["most"] == 0.02  # the noisy one is left out
     assert summary["failed"] == {"cells": 1, "failed": 1}
-    assert regret.percentile([3.0, 1.0, 2.0], 0.95) == 3.0 and regret.percentile([1.0], 0.5) == 1.0
-    text = regret.markdown(cells, 7, "A device")
+    assert report.percentile([3.0, 1.0, 2.0], 0.95) == 3.0 and report.percentile([1.0], 0.5) == 1.0
+    text = report.markdown(cells, 7, "A device")
     assert "tuned: median, p95 and worst 10.0%, 19.0%, 20.0%; allowed: 1%, 5%, 30%" in text
     assert "7 cells were left when time was up" in text and "| softmax | c | a | b | 20.0% | lockfile |" in text
 
@@ -182,19 +204,19 @@ def test_a_run_that_is_stopped_leaves_what_it_judged_and_another_goes_on(
     assert len({cell["case"] for cell in whole["cells"]}) == len(whole["cells"]) == 40
 
 
-def asked_of(regret: ModuleType, **more: Any) -> Namespace:
+def asked_of(**more: Any) -> Namespace:
     return Namespace(**({"lockfile": Path("none"), "seconds": 60.0, "ahead": 0, "prepare_seconds": None} | more))
 
 
 def test_every_cell_is_kept_as_soon_as_it_is_judged_and_one_that_ends_its_process_is_failed(
-    regret: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    drawing: ModuleType, processes: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    todo = regret.cells([ops.softmax.primitive], 4, "small", CPU, 0)
+    todo = drawing.cells([ops.softmax.primitive], 4, "small", CPU, 0)
     names = [cell.case.name for cell in todo]
     orders: list[list[int]] = []
 
     def worked(given: Namespace, folder: Path, environment: Any, end: float, add: Any) -> tuple[int | None, str]:
-        asked = json.loads((folder / regret.ORDER).read_text())
+        asked = json.loads((folder / processes.ORDER).read_text())
         orders.append(asked["order"])
         assert asked["prepare_seconds"] is None and asked["prepared"] == [] and asked["unprepared"] == {}
         if len(orders) == 2:
@@ -202,11 +224,11 @@ def test_every_cell_is_kept_as_soon_as_it_is_judged_and_one_that_ends_its_proces
         add(asked["order"][0], judged("tuned", 0.1, case=names[asked["order"][0]], parts={"trials": 1.234}))
         return None, ""
 
-    monkeypatch.setattr(regret, "_worked", worked)
+    monkeypatch.setattr(processes, "_worked", worked)
     kept: list[list[str]] = []
     before = [judged("tuned", 0.0, case=names[1])]
-    cells, left = regret.supervise(
-        asked_of(regret), todo, before, lambda judged: kept.append([cell["case"] for cell in judged])
+    cells, left = processes.supervise(
+        asked_of(), todo, before, lambda judged: kept.append([cell["case"] for cell in judged])
     )
     assert orders == [[0, 2, 3], [2, 3], [2]] and left == 0
     assert [cell["case"] for cell in cells] == [names[1], names[0], names[3], names[2]]
@@ -216,7 +238,7 @@ def test_every_cell_is_kept_as_soon_as_it_is_judged_and_one_that_ends_its_proces
     assert "regret: 2 of 4, 0 s: softmax" in progress and "a +10.0%; 1.2 s: trials 1.23" in progress
 
 
-def test_cells_whose_kernels_are_ready_come_first(regret: ModuleType) -> None:
+def test_cells_whose_kernels_are_ready_come_first(processes: ModuleType) -> None:
     said = [
         ahead.Done("kernels", 5, 1.0, None, True),
         ahead.Done("kernels", 4, 1.0, None, True),
@@ -224,19 +246,19 @@ def test_cells_whose_kernels_are_ready_come_first(regret: ModuleType) -> None:
         ahead.Done("kernels", 3, 1.0),
         ahead.Done("kernels", 2, 1.0, "no room"),
     ]
-    assert regret.ordered([1, 2, 3, 4, 5], said) == [3, 4, 5, 1, 2]
+    assert processes.ordered([1, 2, 3, 4, 5], said) == [3, 4, 5, 1, 2]
     text = ahead.described(said, 5, 12.0)
     assert "kernels of 3 of 5 cells (1 failed) in 4 s" in text and "prepared of 1 of 2 cells" in text
 
 
 @pytest.fixture
-def judging(regret: ModuleType, monkeypatch: pytest.MonkeyPatch) -> runner.Plan:
+def plan(monkeypatch: pytest.MonkeyPatch) -> runner.Plan:
     monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
     return runner.Plan(CPU, select.profile_for(CPU), torch.float32, (), ("torch", "definition"), (), 0)
 
 
 def test_what_was_not_compiled_in_time_is_left_out_and_said(
-    regret: ModuleType, judging: runner.Plan, monkeypatch: pytest.MonkeyPatch
+    drawing: ModuleType, judging: ModuleType, report: ModuleType, plan: runner.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import dataclasses
 
@@ -249,27 +271,27 @@ def test_what_was_not_compiled_in_time_is_left_out_and_said(
     refusals = select.refusals
     monkeypatch.setattr(preparing, "ready", ready)
     monkeypatch.setattr(preparing, "preparable", lambda op, args, profile: (SimpleNamespace(name="torch"),))
-    (cell,) = regret.cells([ops.softmax.primitive], 1, "small", CPU, 0)
+    (cell,) = drawing.cells([ops.softmax.primitive], 1, "small", CPU, 0)
     laps = Laps()
-    record = regret.judge(judging, cell, laps)
+    record = judging.judge(plan, cell, laps)
     assert record["skipped"] == {} and prepared == ["softmax", "softmax"] and laps.seconds["trials"] > 0
-    unprepared = dataclasses.replace(judging, prepares=False)
+    unprepared = dataclasses.replace(plan, prepares=False)
 
     def not_yet(line: Any, *given: Any, **more: Any) -> list[str]:
         return ["not yet"] if line.name == "torch" else refusals(line, *given, **more)
 
     monkeypatch.setattr(select, "refusals", not_yet)
-    record = regret.judge(unprepared, cell, Laps())
-    assert record["skipped"]["torch"] == regret.IN_TIME and prepared == ["softmax", "softmax"]
-    (said,) = regret._not_prepared([record, judged("tuned", 0.0)])
+    record = judging.judge(unprepared, cell, Laps())
+    assert record["skipped"]["torch"] == judging.IN_TIME and prepared == ["softmax", "softmax"]
+    (said,) = report._not_prepared([record, judged("tuned", 0.0)])
     assert said == "torch: not compiled ahead in 1 of 2 cells"
-    assert said in regret.markdown([record, judged("tuned", 0.0)], 0, "A device")
-    record = regret.judge(unprepared, cell, Laps(), f"{regret.NOT_PREPARED}: no such template")
+    assert said in report.markdown([record, judged("tuned", 0.0)], 0, "A device")
+    record = judging.judge(unprepared, cell, Laps(), f"{judging.NOT_PREPARED}: no such template")
     assert record["skipped"]["torch"] == "not compiled ahead: no such template"
 
 
 def test_processes_that_compile_take_each_cell_once_and_say_what_failed(
-    regret: ModuleType, judging: runner.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drawing: ModuleType, plan: runner.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[str] = []
 
@@ -283,9 +305,9 @@ def test_processes_that_compile_take_each_cell_once_and_say_what_failed(
     monkeypatch.setattr(ahead, "_kernels", kernels)
     monkeypatch.setattr(ahead, "_prepared", lambda plan, op, case: "torch.flex: no such template")
     monkeypatch.setattr(ahead, "wants_preparing", lambda plan, op, case: case.name == todo[2][2].name)
-    drawn = regret.cells([ops.softmax.primitive], 4, "small", CPU, 0)
+    drawn = drawing.cells([ops.softmax.primitive], 4, "small", CPU, 0)
     todo: Sequence[Any] = [(10 + i, cell.op, cell.case) for i, cell in enumerate(drawn)]
-    ahead.compile_cells(tmp_path, "first", judging, todo)
+    ahead.compile_cells(tmp_path, "first", plan, todo)
     assert sorted(launched) == sorted(cell.case.name for cell in drawn)
     said = ahead.done(tmp_path)
     assert ahead.ready(said, "kernels") == {11, 12, 13} and ahead.ready(said, "prepared") == set()
@@ -297,7 +319,7 @@ def test_processes_that_compile_take_each_cell_once_and_say_what_failed(
 
 
 def test_ahead_runs_what_is_compiled_for_a_call_and_not_what_pytorch_brings(
-    judging: runner.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: runner.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
 
@@ -317,10 +339,10 @@ def test_ahead_runs_what_is_compiled_for_a_call_and_not_what_pytorch_brings(
 
     monkeypatch.setattr(runner, "implementations", implementations)
     case = grid.cases(ops.softmax.primitive, "small", CPU)[0]
-    ahead.compile_cells(tmp_path, "one", judging, [(0, ops.softmax.primitive, case)])
+    ahead.compile_cells(tmp_path, "one", plan, [(0, ops.softmax.primitive, case)])
     (done,) = ahead.done(tmp_path)
     assert called == ["triton"] and done.failed == "triton: RuntimeError: no shared memory"
-    assert not ahead.wants_preparing(judging, ops.softmax.primitive, case)
+    assert not ahead.wants_preparing(plan, ops.softmax.primitive, case)
 
 
 def test_attention_that_flex_could_serve_is_known_without_data() -> None:
@@ -337,21 +359,25 @@ def test_attention_that_flex_could_serve_is_known_without_data() -> None:
 
 
 def test_processes_compile_until_all_is_done_or_time_is_up(
-    regret: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    regret: ModuleType,
+    processes: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ("--device", "cpu", "--dtype", "f32", "--op", "softmax", "--cells", "3", "--seed", "0", "--ahead", "2")
     monkeypatch.setattr(sys, "argv", ["regret.py", *arguments])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
-    given = asked_of(regret, lockfile=regret.settings.NO_LOCKFILE, ahead=2, ahead_seconds=50.0)
-    said = regret._ahead(given, tmp_path, regret._environment(given), [0, 2])
+    given = asked_of(lockfile=settings.NO_LOCKFILE, ahead=2, ahead_seconds=50.0)
+    said = processes._ahead(given, tmp_path, processes._environment(given), [0, 2])
     assert ahead.ready(said, "kernels") == {0, 2} and len(said) == 2
     assert "regret: compiled ahead in " in capsys.readouterr().err
     given.ahead_seconds = 0.0
     (tmp_path / "late").mkdir()
-    assert regret._ahead(given, tmp_path / "late", regret._environment(given), [0, 2]) == []
+    assert processes._ahead(given, tmp_path / "late", processes._environment(given), [0, 2]) == []
     monkeypatch.setattr(sys, "argv", ["regret.py", "--op", "softmx"])
     given.ahead, given.ahead_seconds = 1, 50.0
-    assert regret._ahead(given, tmp_path / "late", regret._environment(given), [0, 2]) == []
+    assert processes._ahead(given, tmp_path / "late", processes._environment(given), [0, 2]) == []
     assert "a process that compiles ended with code 1: " in (told := capsys.readouterr().err) and "softmx" in told
 
 
@@ -363,14 +389,14 @@ def test_laps_add_up() -> None:
     assert laps.seconds == {"inputs": 3.0, "trials": 0.5}
 
 
-def test_one_place_keeps_what_triton_compiles(regret: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_place_keeps_what_triton_compiles(processes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FERRYMAN_BACKEND", "torch")
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    environment = regret._environment(asked_of(regret, lockfile=regret.settings.NO_LOCKFILE))
+    environment = processes._environment(asked_of(lockfile=settings.NO_LOCKFILE))
     assert environment["TRITON_CACHE_DIR"].endswith(".triton/cache") and "FERRYMAN_BACKEND" not in environment
     assert environment["FERRYMAN_LOCKFILE"] == "none" and environment["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    assert regret._environment(asked_of(regret))["TRITON_CACHE_DIR"] == "/elsewhere"
+    assert processes._environment(asked_of())["TRITON_CACHE_DIR"] == "/elsewhere"
 
 
 def test_a_lockfile_that_does_not_hold_here_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conftest import QUICK, SLOW, cpu_seconds, keep_share, listed
 
@@ -37,9 +38,24 @@ def test_a_share_that_is_none_is_refused(share: str) -> None:
 def test_the_parts_of_ci_fit_its_budget() -> None:
     """30 minutes together and 6 for the quick tests, on two cores; .ci/run prints each part's time against its own."""
     script = (ROOT / ".ci" / "run").read_text()
-    parts = {title: int(seconds) for seconds, title in re.findall(r'^step (\d+) "([^"]+)"$', script, re.M)}
-    assert len(parts) == len(re.findall(r"^step ", script, re.M)) >= 8
+    parts = {title: int(seconds) for seconds, title in re.findall(r'^ *step (\d+) "([^"]+)"$', script, re.M)}
+    assert len(parts) == len(re.findall(r"^ *step \d", script, re.M)) >= 8
     assert sum(parts.values()) <= 1800 and parts["make test"] <= 360
+
+
+def test_an_unknown_part_of_ci_is_refused_before_anything_is_made() -> None:
+    completed = subprocess.run(["sh", str(ROOT / ".ci" / "run"), "chek"], capture_output=True, text=True)
+    assert completed.returncode == 2 and not completed.stdout
+    assert "no part chek; required: lint, hiprtc, check, test or slow" in completed.stderr
+
+
+def test_githubs_jobs_are_the_parts_of_ci_within_45_minutes_and_run_each_day() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert job["timeout-minutes"] <= 45
+    script = (ROOT / ".ci" / "run").read_text()
+    assert job["strategy"]["matrix"]["part"] == re.findall(r"^if wants (\w+); then$", script, re.M)
+    assert workflow[True]["schedule"]  # YAML reads the key "on" as true; a share of the slow tests is of a day
 
 
 def test_what_is_printed_of_the_parts(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ferryman.errors import PortError
 from ferryman.integrations import transformers_masks
 from ferryman.integrations.transformers_modules import NAME, same_as_ours, windowed
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
-from ferryman.ops.attention.definition import MAX_HEAD_DIM
+from ferryman.ops.attention.arguments import MAX_HEAD_DIM
 from ferryman.porting.model import blocks, rewrite, routines, trace
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported

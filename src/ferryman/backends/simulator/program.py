@@ -19,7 +19,9 @@ from ferryman.backends.simulator import (  # noqa: F401
     newer,
     packed,
     permute,
-    scalar,
+    scalar_arithmetic,
+    scalar_bits,
+    scalar_masks,
     vector_float,
     vector_integer,
 )

@@ -36,10 +36,9 @@ class _Flat(NamedTuple):
         return max(1, self.bytes // dtype.itemsize)
 
 
-# Few elements wait for one thread's work, and not for memory: they are spread over all threads that fit at once. On an
-# H200 the last form takes 1 x 4096 bf16 1.6 us, the first 1.2; 256 x 8192 5.3 us, the second 4.9. Many have two 16-byte
-# loads of each tensor in flight a thread, 128 KiB an SM at 2048 threads. Backward, of three tensors, one does: two take
-# 2% longer at 8192 x 8192 (GELU by erf).
+# Few elements wait for one thread's work, and not for memory: they are spread over all threads that fit at once. Many
+# have two 16-byte loads of each tensor in flight a thread, 128 KiB an SM at 2048 threads. Backward, of three tensors,
+# one load of each does.
 _FEW = _Flat(VECTOR_BYTES // 2, 128, 1, 1024 * VECTOR_BYTES // 2)
 _FORMS = {
     "": (_FEW, _Flat(VECTOR_BYTES, 128, 1, 2048 * VECTOR_BYTES), _Flat(VECTOR_BYTES, _THREADS, 2)),

@@ -1,195 +1,28 @@
-"""Scaled dot-product attention: meaning. Error terms stand in bounds.py."""
+"""Scaled dot-product attention: the ops. What they compute is in oracle.py, what they take in arguments.py, and their
+error terms in bounds.py."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ferryman.errors import ArgumentError
-from ferryman.ops import checks
-from ferryman.ops.attention import bounds
-from ferryman.ops.attention.scores import grouped, kept, probabilities, scores, sink_share, with_sink
-from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Gradient, Limits, Rounding, first_of, primitive, public, wide
+from ferryman.ops.attention import bounds, oracle
+from ferryman.ops.attention.arguments import NO_DROPOUT, check, check_backward
+from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Gradient, Limits, Rounding, first_of, primitive, public
 
-MAX_HEAD_DIM = 256
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
 ROUNDED_O = Rounding("o", "the output is rounded to the storage dtype before the sink's share is taken from it")
-_NO_DROPOUT = 0.0  # one object, by which dispatch knows a call that leaves it out
+ROUNDED_DS = Rounding("ds", "the scores' gradient is rounded to the storage dtype before dS @ K and dS^T @ Q")
 _DTYPES = {
     "mask": (torch.bool, *STORAGE_DTYPES),
     "sinks": STORAGE_DTYPES,
     "key_range": (torch.int32,),
     "dropout_seed": (torch.int64,),
 }
-ROUNDED_DS = Rounding("ds", "the scores' gradient is rounded to the storage dtype before dS @ K and dS^T @ Q")
-
-
-def has_bias_gradient(mask: Tensor | None, need_mask: bool) -> bool:
-    """Whether a backward gives the mask's gradient: it was asked for, and the mask is of floats."""
-    return need_mask and mask is not None and mask.dtype != torch.bool
-
-
-def _model_layout(out: Tensor) -> Tensor:
-    """(B, H, S, D) laid out as (B, S, H, D), which is how a model reads it back."""
-    return out.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: int | None,
-    softcap: float,
-    mask: Tensor | None,
-    sinks: Tensor | None = None,
-    key_range: Tensor | None = None,
-    chunk: int | None = None,
-    dropout_p: float = _NO_DROPOUT,
-    dropout_seed: Tensor | None = None,
-    roundings: frozenset[str] = frozenset(),
-) -> tuple[Tensor, Tensor]:
-    s, _ = scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
-    alone = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
-    lse = alone if "o" in roundings else with_sink(alone, sinks)
-    values, factor = wide(grouped(v, q.shape[1])), kept(q, k, dropout_p, dropout_seed)
-    if "p" in roundings:
-        # Kernels round exp(s - running maximum) and divide by the unrounded sum at the end.
-        m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(())
-        p = torch.where(torch.isneginf(m), 0.0, torch.exp(s - m))
-        p = wide(p.to(q.dtype))
-        weighted = (p if factor is None else p * factor) @ values
-        out = weighted * torch.exp(m.squeeze(-1) - lse).nan_to_num(nan=0.0).unsqueeze(-1)
-    else:
-        p = probabilities(s, lse)
-        out = (p if factor is None else p * factor) @ values
-    if "o" in roundings and sinks is not None:
-        lse = with_sink(alone, sinks)
-        out = wide(out.to(q.dtype)) * (1 - sink_share(lse, sinks)).unsqueeze(-1)
-    return _model_layout(out.to(q.dtype)), lse
-
-
-def _backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: int | None,
-    softcap: float,
-    mask: Tensor | None,
-    sinks: Tensor | None = None,
-    key_range: Tensor | None = None,
-    chunk: int | None = None,
-    need_mask: bool = False,
-    dropout_p: float = _NO_DROPOUT,
-    dropout_seed: Tensor | None = None,
-    roundings: frozenset[str] = frozenset(),
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, heads, _, head_dim = q.shape
-    group = k.shape[1]
-    s, t = scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
-    p = probabilities(s, lse.to(s.dtype))
-    g = wide(grad_out)
-
-    def rounded(x: Tensor, name: str) -> Tensor:
-        return wide(x.to(q.dtype)) if name in roundings else x
-
-    def per_key_head(x: Tensor) -> Tensor:
-        return x.reshape(batch, group, heads // group, *x.shape[2:]).sum(2)
-
-    factor, dp = kept(q, k, dropout_p, dropout_seed), g @ wide(grouped(v, heads)).transpose(-1, -2)
-    shares = rounded(p, "p")
-    if factor is not None:
-        dp, shares = dp * factor, shares * factor
-    grad_v = per_key_head(shares.transpose(-1, -2) @ g)
-    delta = (g * wide(out)).sum(-1)
-    if grad_lse is not None:
-        delta = delta - grad_lse
-    ds = p * (dp - delta.unsqueeze(-1))
-    grad_mask = q.new_empty(0)
-    if mask is not None and has_bias_gradient(mask, need_mask):
-        grad_mask = ds.sum_to_size(mask.shape).to(mask.dtype)
-    grad_sinks = q.new_empty(0)
-    if sinks is not None:
-        grad_sinks = -(sink_share(lse.to(s.dtype), sinks) * delta).sum((0, 2)).to(sinks.dtype)
-    if softcap:
-        ds = ds * (1 - t * t)
-    ds = rounded(ds, "ds") * (head_dim**-0.5 if scale is None else scale)
-    grad_q = ds @ wide(grouped(k, heads))
-    grad_k = per_key_head(ds.transpose(-1, -2) @ wide(q))
-    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_sinks, grad_mask
-
-
-def _check(
-    op: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None,
-    window: int | None,
-    softcap: float,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    key_range: Tensor | None,
-    chunk: int | None,
-    dropout_p: float,
-    dropout_seed: Tensor | None,
-    **others: Tensor | None,
-) -> None:
-    given: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
-    tensors = {"mask": mask, "sinks": sinks, "key_range": key_range, "dropout_seed": dropout_seed}
-    checks.one_device(op, **given, **tensors, **others)
-    checks.floating(op, **given)
-    checks.same_dtype(op, **given)
-    for name, x in given.items():
-        if x is not None and x.dim() != 4:
-            raise ArgumentError(op, f"{name}.shape", tuple(x.shape), "(batch, heads, seq, head_dim)")
-    batch, heads, sq, head_dim = q.shape
-    if not 1 <= head_dim <= MAX_HEAD_DIM:
-        raise ArgumentError(op, "q.shape[-1]", head_dim, f"a head_dim from 1 to {MAX_HEAD_DIM}")
-    if k.shape[0] != batch or k.shape[3] != head_dim:
-        raise ArgumentError(op, "k.shape", tuple(k.shape), f"({batch}, heads, seq, {head_dim})")
-    checks.shaped(op, "v", v, *k.shape[:3], v.shape[3])
-    if not 1 <= v.shape[3] <= MAX_HEAD_DIM:
-        raise ArgumentError(op, "v.shape[-1]", v.shape[3], f"a value width from 1 to {MAX_HEAD_DIM}")
-    if k.shape[1] == 0 or heads % k.shape[1]:
-        raise ArgumentError(op, "k.shape[1]", k.shape[1], f"a divisor of q's {heads} heads")
-    if scale is not None and not -math.inf < scale < math.inf:
-        raise ArgumentError(op, "scale", scale, "a finite number or None")
-    if window is not None and window < 1:
-        raise ArgumentError(op, "window", window, "None or an integer >= 1 (keys seen, self included)")
-    checks.non_negative(op, softcap=softcap)
-    checks.floating(op, sinks=sinks)
-    checks.shaped(op, "sinks", sinks, heads)
-    if key_range is not None and key_range.dtype != torch.int32:
-        raise ArgumentError(op, "key_range.dtype", key_range.dtype, "torch.int32")
-    checks.shaped(op, "key_range", key_range, batch, 2)
-    if chunk is not None and chunk < 1:
-        raise ArgumentError(op, "chunk", chunk, "None or an integer >= 1 (positions of a chunk)")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ArgumentError(op, "dropout_p", dropout_p, "at least 0 and less than 1")
-    if dropout_p and dropout_seed is None:
-        raise ArgumentError(op, "dropout_seed", None, f"an int64 tensor ({batch},), with dropout_p={dropout_p}")
-    if dropout_seed is not None and dropout_seed.dtype != torch.int64:
-        raise ArgumentError(op, "dropout_seed.dtype", dropout_seed.dtype, "torch.int64")
-    checks.shaped(op, "dropout_seed", dropout_seed, batch)
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            checks.floating(op, mask=mask)
-        full = (batch, heads, sq, k.shape[2])
-        if mask.dim() > 4 or any(m not in (1, f) for m, f in zip(reversed(mask.shape), reversed(full), strict=False)):
-            raise ArgumentError(op, "mask.shape", tuple(mask.shape), f"broadcastable to {full}")
 
 
 def _meta(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,13 +89,13 @@ def _future(
 
 
 def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
-    return functools.partial(_forward, roundings=roundings)
+    return functools.partial(oracle.forward, roundings=roundings)
 
 
 @primitive(
     name="attention",
     outputs=("out", "lse"),
-    check=lambda q, k, v, causal, *options: _check("attention", q, k, v, *options),
+    check=lambda q, k, v, causal, *options: check("attention", q, k, v, *options),
     meta=lambda q, k, v, *options: _meta(q, v),
     cost=lambda q, k, v, causal, scale, window, softcap, mask, *options: _cost(
         q, k, v, causal, window, options[2] if len(options) > 2 else None, (1, 1), 2
@@ -292,11 +125,13 @@ def attention_with_lse(
     sinks: Tensor | None = None,
     key_range: Tensor | None = None,
     chunk: int | None = None,
-    dropout_p: float = _NO_DROPOUT,
+    dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`attention` with every argument positional, returning (out, lse)."""
-    return _forward(q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk, dropout_p, dropout_seed)
+    return oracle.forward(
+        q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk, dropout_p, dropout_seed
+    )
 
 
 _attention_alone = first_of(attention_with_lse)
@@ -317,7 +152,7 @@ def attention(
     sinks: Tensor | None = None,
     key_range: Tensor | None = None,
     chunk: int | None = None,
-    dropout_p: float = _NO_DROPOUT,
+    dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
 ) -> Any:
     """Scaled dot-product attention.
@@ -352,35 +187,6 @@ def attention(
     return form(q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk, dropout_p, dropout_seed)
 
 
-def _check_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: int | None,
-    softcap: float,
-    mask: Tensor | None,
-    sinks: Tensor | None = None,
-    key_range: Tensor | None = None,
-    chunk: int | None = None,
-    need_mask: bool = False,
-    dropout_p: float = _NO_DROPOUT,
-    dropout_seed: Tensor | None = None,
-) -> None:
-    op = "attention_backward"
-    saved = {"grad_out": grad_out, "grad_lse": grad_lse, "out": out, "lse": lse}
-    _check(op, q, k, v, scale, window, softcap, mask, sinks, key_range, chunk, dropout_p, dropout_seed, **saved)
-    for name, x in (("grad_out", grad_out), ("out", out)):
-        checks.shaped(op, name, x, *q.shape[:3], v.shape[3])
-    for name, rows in (("grad_lse", grad_lse), ("lse", lse)):
-        checks.shaped(op, name, rows, *q.shape[:3])
-
-
 def _meta_backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
@@ -398,19 +204,19 @@ def _meta_backward(
     key_range: Tensor | None = None,
     chunk: int | None = None,
     need_mask: bool = False,
-    dropout_p: float = _NO_DROPOUT,
+    dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     return (
         *(x.new_empty(x.shape) for x in (q, k, v)),
         q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape),
-        q.new_empty(0) if mask is None or not has_bias_gradient(mask, need_mask) else mask.new_empty(mask.shape),
+        q.new_empty(0) if mask is None or not oracle.has_bias_gradient(mask, need_mask) else mask.new_empty(mask.shape),
     )
 
 
 @primitive(
     outputs=("grad_q", "grad_k", "grad_v", "grad_sinks", "grad_mask"),
-    check=_check_backward,
+    check=check_backward,
     meta=_meta_backward,
     cost=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask, *options: _cost(
         q, k, v, causal, window, options[2] if len(options) > 2 else None, (3, 2), 4
@@ -434,7 +240,7 @@ def _meta_backward(
             "grad_v": 3,
         },
         reduction=lambda grad_out, grad_lse, q, k, *rest: max(k.shape[2], q.shape[2] * (q.shape[1] // k.shape[1])),
-        rounded=lambda roundings: functools.partial(_backward, roundings=roundings),
+        rounded=lambda roundings: functools.partial(oracle.backward, roundings=roundings),
     ),
     dtypes=_DTYPES,
     added=("sinks", "key_range", "chunk", "need_mask", "dropout_p", "dropout_seed"),
@@ -456,12 +262,12 @@ def attention_backward(
     key_range: Tensor | None = None,
     chunk: int | None = None,
     need_mask: bool = False,
-    dropout_p: float = _NO_DROPOUT,
+    dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `attention` for q, k, v, sinks and a float mask, from its saved output and log-sum-exp; the last two
     are empty without sinks, and without ``need_mask``. Source: arXiv:2307.08691."""
-    return _backward(
+    return oracle.backward(
         grad_out,
         grad_lse,
         q,

@@ -4,10 +4,6 @@ The query rows of a KV head's whole group are one tile of 16, which the keys go 
 and dV at once, and dQ is summed in registers. The keys of a head are divided over programs, whose float32 parts of dQ a
 second kernel adds in order: no atomics, bitwise repeatable. Limit: the bytes of K, V, dK and dV.
 
-H200, bf16, us (cuDNN, the kernels for many queries, a copy of K and V), one query of 32 heads: 8 KV heads of D128, B32
-with 4096 keys 296 (1757, 2373, 259), B1 with 32768 keys 87 (466, 1412, 68); B32 with 32 KV heads of D64, 2048 keys, 296
-(462, 1154, 257).
-
 Same meaning and rounding points as ``triton_kernels.attention_backward``, which serves whatever the menu keeps from it.
 """
 

@@ -4,15 +4,9 @@ One kernel for all three gradients, which multiplies 5 times where two, one for 
 times: each tile of keys adds its part of dQ to a float32 sum, in whatever order the tiles come.
 torch.use_deterministic_algorithms asks for the two kernels.
 
-H200, bf16, TFLOP/s (of 5 products) to cuDNN's backward beside it, whose own clock moves by 10% with the power; medians:
-causal B2 H32 S8192 D128 549 to 485, the two kernels 457; with 8 KV heads 546 to 470, 453; B4 H32 S2048 D128 415 to 367;
-full B2 H32 S4096 D128 550 to 505, 448; causal B4 H32 S4096 D64 421 to 352, the two kernels 385; with 8 KV heads 437 to
-349, 404; full B2 H32 S4096 D64 455 to 417, 412; 12 heads of B2 S1024 D64 50.0 us to 92.4, 54.8. With plain kernels the
-first two and causal S4096 D64: 245, 242, 166. Spilling (by up to 248 bytes) the first three had 496, 497, 362.
-Tried at D64: dQ within its own block, which waits for the other warpgroup's dS (0.94 of the speed); a third warpgroup
-that sums dQ (1781 us where the two kernels took 1905); of the two kernels, warpgroups that take turns, blocks of 64
-queries, and the last product a block later (none faster). At D128: dK before dQ (0.87 of the speed). Tiles dealt in
-advance end unevenly (0.94).
+Spilling, even 100 bytes a thread, costs a tenth of the speed. At D64 dQ within its own block, which waits for the other
+warpgroup's dS, is slower, and so is a third warpgroup that sums dQ; at D128 dK before dQ is. Tiles dealt in advance end
+unevenly. Times beside cuDNN's: benchmarks/results/h200/full/attention_backward.md.
 """
 
 from __future__ import annotations
@@ -127,10 +121,7 @@ def deal(
 
     Together, the tiles of heads are claimed longest first, and these heads' tensors should lie in the L2. Shares are
     for few tiles, or for those that end unevenly: with the least time of `_last_end` and the sum of parts, as far as
-    the parts' memory allows. H200, bf16, causal, one sequence, against one share of 4 heads together: H32/8 S2048 D128
-    309 -> 209 us (our `torch`, cuDNN with copies to its layout, 368), H28/4 S2048 490 -> 197 (324), H8/1 S8192
-    2056 -> 575 (839), H16/2 S2048 D64 345 -> 79 (143). Where shares gain nothing, 4 sequences of H32/8 S2048 D128
-    820 -> 736 us. Of 33 shapes this is 0.4% behind the best of all pairs, 6.5% at most.
+    the parts' memory allows.
     """
     per_head = dim * (2 * queries * group * (2 + 2) + 2 * keys * 2)  # Q, dO, the sum of dQ; K, V
     most = max(1, int(_OF_L2 * l2_bytes) // per_head) if l2_bytes else 4

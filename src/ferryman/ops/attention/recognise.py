@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ferryman.ops.attention.definition import MAX_HEAD_DIM
+from ferryman.ops.attention.arguments import MAX_HEAD_DIM
 from ferryman.ops.attention.definition import attention as op_attention
 from ferryman.ops.recognition import Served
 

@@ -86,9 +86,7 @@ def _num_splits(target: Target, programs: int, keys: int) -> int:
     """Pieces for at most one wave of two programs per unit, of 256 keys each: merging smaller ones costs more than it
     saves, but where a few of 128 keys reach units that would be idle.
 
-    From half a wave on bandwidth is what bounds it: two pieces where the last wave would be mostly empty. H200, D128,
-    against a piece for every unit rounded up: B32 KV8 4096 keys 143 -> 123 us, B9 KV32 1500 80 -> 62, B7 KV8 2500
-    27.4 -> 25.2, B5 KV4 605 (D64) 9.0 -> 7.3; of 25 shapes none is slower.
+    From half a wave on bandwidth is what bounds it: two pieces where the last wave would be mostly empty.
     """
     slots, programs = 2 * target.units, max(1, programs)
     if 2 * programs <= slots:
@@ -108,9 +106,8 @@ def _reads_ahead(config: Config, target: Target, dtype: torch.dtype, head_dim: i
 
 
 def _own_splits(config: Config, target: Target, dtype: torch.dtype, head_dim: int, programs: int, keys: int) -> int:
-    """`_num_splits`, or where one piece for every unit reads ahead and few units have none, that: H200, D128, 32768
-    keys, B1 KV8 40.5 -> 38.1 us, B2 68.0 -> 66.5; 131072 keys, B1 127 -> 124; 8192 keys, B8 68.2 -> 67.3. At D64 half
-    as many bytes are on their way: 23.7 -> 29.3 (B4 KV8 8192 keys)."""
+    """`_num_splits`, or where one piece for every unit reads ahead and few units have none, that: up to 6% on an H200
+    at D128. At D64 half as many bytes are on their way, and it costs a quarter."""
     single = target.units // max(1, programs)
     filled = 1 < single <= 128 and 10 * single * programs >= 9 * target.units
     if filled and _reads_ahead(config, target, dtype, head_dim, single * programs, keys // single):

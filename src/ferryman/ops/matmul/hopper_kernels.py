@@ -88,15 +88,11 @@ def _unit(form: Wide, kind: str) -> Unit:
     return Unit(name, text, (f"FERRYMAN_BF16={int(kind == 'bf16')}",), suffix="a", overlapping=True)
 
 
-# Measured on one H200, bf16, against cuBLAS in the same process by graph replay over rotated weights of 250 MB
-# (benchmarks/results/h200/linear.md):
+# By times of one H200 (benchmarks/results/h200/linear.md):
 # - up to 64 rows the weights' bytes are what counts, and that all SMs have as many of them to read: LLM weights are
 #   multiples of 1024, so tiles are as wide as gives 128 blocks (5120 = 64 x 80, k in two parts; 17408 = 128 x 136).
-#   Of 192 forms over 148 cells (36 weights, 1 to 64 rows) the best of these 13 is 1.6% behind the best of all, the one
-#   that `_streaming` picks 1.8% (largest 10%). Two boxes a stage were ahead of one (2.6%), two stages filled before the
-#   tensor maps are published ahead of none (0.7%).
-# - starting early gains 12% where a product takes less than 10 us, 4% up to 20, nothing beyond; with blocks for 80 of
-#   the 132 SMs it cost 20%: presumably the next launch's blocks then take SMs that share their way to memory.
+# - starting early gains where a product is short; with blocks for 80 of the 132 SMs it costs, presumably since the next
+#   launch's blocks then take SMs that share their way to memory.
 # - 32 clusters of 4 at one block an SM do not all fit, as a GPC's SMs are no multiple of 4. Hence _CROWDED.
 # - beyond, the time of a tile's step of 64 in k relative to 128 x 256, and that of adding parts through the cluster.
 _STEP = {(256, 2): 1.0, (256, 1): 1.03, (192, 1): 0.78, (128, 2): 0.5, (128, 1): 0.55, (64, 1): 0.33}

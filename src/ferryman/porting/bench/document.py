@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman import files
 from ferryman.errors import ResultError, shown
-from ferryman.porting.judging.results import Environment, Name, printable
+from ferryman.porting.judging.printable import printable
+from ferryman.porting.judging.results import Environment, Name
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-benchmark"] = "ferryman-benchmark"

@@ -14,7 +14,8 @@ from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import CapsuleError, ResultError, shown
 from ferryman.porting.capsule import container
 from ferryman.porting.inputs.fills import DTYPES, dtype_name
-from ferryman.porting.judging.results import UNPRINTABLE, Name, Results, parse
+from ferryman.porting.judging.printable import UNPRINTABLE
+from ferryman.porting.judging.results import Name, Results, parse
 
 MOST_CASES = 20_000
 MOST_ELEMENTS = 2**29  # of one tensor; the largest of our own cases has 2**28

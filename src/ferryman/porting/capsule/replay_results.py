@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from ferryman import files
 from ferryman.errors import ResultError, shown
 from ferryman.porting.capsule.contents import Machine
-from ferryman.porting.judging.results import Cell, Name, Results, Verdict, WorstElement, parse, printable
+from ferryman.porting.judging.printable import printable
+from ferryman.porting.judging.results import Cell, Name, Results, Verdict, WorstElement, parse
 
 SCHEMA_VERSION = 1
 KIND = "ferryman-replay"

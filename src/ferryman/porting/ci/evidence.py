@@ -24,6 +24,7 @@ from ferryman.porting.ci import record as records
 from ferryman.porting.ci.junit import junit
 from ferryman.porting.ci.record import Case, Record
 from ferryman.porting.judging import results
+from ferryman.porting.judging.printable import printable
 from ferryman.porting.judging.results import Cell, Environment, Results, Verdict
 
 FILES_MOST = 10_000
@@ -193,7 +194,7 @@ def _tests(one: Evidence, file: Path) -> bool:
     """What the pytest plugin wrote, of which the record is a copy."""
     raw, record = records.read_json(file, records.SIZE_LIMIT), one.record
     try:
-        report = results.printable(raw)
+        report = printable(raw)
         cases = [Case.model_validate(case) for case in report["cases"]]
         same = (cases, report["collected"], report["launches"]) == (record.cases, record.collected, record.launches)
     except (KeyError, TypeError, ValidationError) as error:

@@ -28,9 +28,10 @@ def family(row: Row) -> tuple[object, ...] | None:
     return None
 
 
-def excused(row: Row, case: str) -> str | None:
-    """The reason that the matrix gives why a case need not run in a row."""
-    return next((s.reason for s in row.skips if _fits(case, s.match)), None)
+def excused(row: Row, case: str, why: str = "") -> str | None:
+    """The reason that the matrix gives why a case need not run in a row. ``why``: what the run says of it."""
+    fitting = (s for s in row.skips if _fits(case, s.match))
+    return next((s.reason for s in fitting if not s.because or fnmatch.fnmatchcase(why, s.because)), None)
 
 
 def _fits(case: str, pattern: str) -> bool:

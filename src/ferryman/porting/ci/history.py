@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import ResultError
 from ferryman.porting.ci.record import Sha, checked, first, moment, read_json
-from ferryman.porting.judging.results import Name, Verdict, printable
+from ferryman.porting.judging.printable import printable
+from ferryman.porting.judging.results import Name, Verdict
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-ci-history"] = "ferryman-ci-history"

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from ferryman.errors import ResultError
 from ferryman.porting.ci.record import Case
-from ferryman.porting.judging import results
+from ferryman.porting.judging.printable import printable
 
 XML_LIMIT = 64 * 2**20
 
@@ -85,7 +85,7 @@ def _number(text: str | None) -> int:
 
 
 def _junit_case(node: ElementTree.Element) -> Case:
-    name = results.printable("::".join(p for p in (node.get("classname"), node.get("name")) if p))[:2000]
+    name = printable("::".join(p for p in (node.get("classname"), node.get("name")) if p))[:2000]
     children: dict[str, ElementTree.Element] = {_tag(child): child for child in node}
     for tag, outcome in _WORST.items():
         if tag in children:
@@ -95,11 +95,11 @@ def _junit_case(node: ElementTree.Element) -> Case:
         return Case.model_validate({"id": name, "outcome": kind, "reason": _message(children["skipped"])})
     for word in ((node.get(key) or "").strip().lower() for key in ("status", "result")):
         if _FAILED.search(word):
-            return Case(id=name, outcome="failed", reason=f"the runner says {results.printable(word)[:60]!r}")
+            return Case(id=name, outcome="failed", reason=f"the runner says {printable(word)[:60]!r}")
         if word not in _FINE:
-            return Case(id=name, outcome="skipped", reason=f"the runner says {results.printable(word)[:60]!r}")
+            return Case(id=name, outcome="skipped", reason=f"the runner says {printable(word)[:60]!r}")
     return Case(id=name, outcome="passed")
 
 
 def _message(node: ElementTree.Element) -> str:
-    return str(results.printable(node.get("message") or (node.text or "").strip()))[:600]
+    return str(printable(node.get("message") or (node.text or "").strip()))[:600]

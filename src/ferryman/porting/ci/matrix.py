@@ -264,11 +264,12 @@ class _Reader:
 
     def _skips(self, node: Node) -> tuple[Skip, ...]:
         if not isinstance(node.value, list):
-            raise self.fail(node, "skips must be a list of {match: .., reason: ..}")
+            raise self.fail(node, "skips must be a list of {match: .., reason: ..}, perhaps with because: ..")
         skips = []
         for item in node.value:
-            raw = self.mapping(item, ("match", "reason"), "an entry of skips", needed=("match", "reason"))
-            skips.append(Skip(self.text(raw["match"], "match"), self.text(raw["reason"], "reason")))
+            raw = self.mapping(item, ("match", "reason", "because"), "an entry of skips", needed=("match", "reason"))
+            because = self.text(raw["because"], "because") if "because" in raw else ""
+            skips.append(Skip(self.text(raw["match"], "match"), self.text(raw["reason"], "reason"), because))
         return tuple(skips)
 
     def _quarantine(self, node: Node) -> Quarantine:

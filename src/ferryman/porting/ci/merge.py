@@ -164,7 +164,7 @@ class _Row:
         kept = []
         for item in items:
             thinned = item.reason == THINNED
-            if item.verdict == "NOT_RUN" and (thinned or expected.excused(self.row, item.id) is not None):
+            if item.verdict == "NOT_RUN" and (thinned or expected.excused(self.row, item.id, item.reason) is not None):
                 self.excused += 1
             else:
                 kept.append(item)

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman.errors import ResultError
 from ferryman.porting.ci.record import checked, first, read_json
-from ferryman.porting.judging.results import Name, Verdict, printable
+from ferryman.porting.judging.printable import printable
+from ferryman.porting.judging.results import Name, Verdict
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-ci-merged"] = "ferryman-ci-merged"

@@ -25,7 +25,7 @@ from ferryman.porting.ci import commands
 from ferryman.porting.ci.record import checked, first, read_json
 from ferryman.porting.ci.row import Row
 from ferryman.porting.inputs.fills import DTYPES
-from ferryman.porting.judging.results import printable
+from ferryman.porting.judging.printable import printable
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-ci-baseline"] = "ferryman-ci-baseline"

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman import files
 from ferryman.errors import ResultError
-from ferryman.porting.judging.results import Finding, Name, printable
+from ferryman.porting.judging.printable import printable
+from ferryman.porting.judging.results import Finding, Name
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-ci-record"] = "ferryman-ci-record"

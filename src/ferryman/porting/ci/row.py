@@ -26,10 +26,15 @@ class MatrixError(FerrymanError, ValueError):
 
 @dataclass(frozen=True)
 class Skip:
-    """Tests that need not run in a row: a pattern of case ids, and why."""
+    """Tests that need not run in a row: a pattern of case ids, and why.
+
+    because: a pattern of what the run says of such a case, "" for whatever it says: a case that it says nothing of, or
+    something else, has to run.
+    """
 
     match: str
     reason: str
+    because: str = ""
 
 
 @dataclass(frozen=True)

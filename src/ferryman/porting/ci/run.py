@@ -31,6 +31,7 @@ from ferryman.porting.ci.record import Case, Device, Record
 from ferryman.porting.ci.row import MatrixError, Row
 from ferryman.porting.fingerprint import verify
 from ferryman.porting.judging import results
+from ferryman.porting.judging.printable import printable
 from ferryman.porting.judging.results import Finding, Results
 from ferryman.porting.running.process import bound
 
@@ -241,8 +242,8 @@ def _tests(path: Path) -> tuple[list[Case], list[str], int | None, bool]:
     """What the pytest plugin wrote."""
     try:
         raw = json.loads(path.read_text("utf-8"))
-        cases = [Case.model_validate(case) for case in results.printable(raw["cases"])]
-        collected = [str(results.printable(name)) for name in raw["collected"]]
+        cases = [Case.model_validate(case) for case in printable(raw["cases"])]
+        collected = [str(printable(name)) for name in raw["collected"]]
         return cases, collected, raw["launches"], bool(raw["interpreted"])
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         raise ResultError(f"{path.name} is not what the pytest plugin writes: {str(error)[:200]}") from error

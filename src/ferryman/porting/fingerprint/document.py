@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman import files
 from ferryman.errors import ResultError, shown
-from ferryman.porting.judging.results import Environment, Finding, printable
+from ferryman.porting.judging.printable import printable
+from ferryman.porting.judging.results import Environment, Finding
 
 SCHEMA_VERSION = 1
 SIZE_LIMIT = 16 * 2**20  # a full one is about 300 KiB

@@ -14,7 +14,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.graph import account, candidates, masks, place, policy, proof
 from ferryman.porting.graph.account import Entry, GraphReport, Report
-from ferryman.porting.graph.normal import VIEWS, name_of, value, widening
+from ferryman.porting.graph.nodes import VIEWS, name_of, value, widening
 from ferryman.porting.graph.region import Argument, Candidate, checked, meta_of
 
 _NAME = "torch.compile(backend='ferryman')"

@@ -11,7 +11,8 @@ from torch import fx
 
 from ferryman.porting.graph import functions
 from ferryman.porting.graph.match import Binding, Matcher
-from ferryman.porting.graph.normal import Normal, disturbs, name_of, value, widening
+from ferryman.porting.graph.nodes import disturbs, name_of, value, widening
+from ferryman.porting.graph.normal import Normal
 from ferryman.porting.graph.patterns import Pattern, all_patterns
 from ferryman.porting.graph.region import Argument, Candidate, checked
 from ferryman.porting.graph.terms import bare

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from ferryman.dispatch import registry
-from ferryman.porting.graph.normal import Normal, hinted, name_of, value, widening
+from ferryman.porting.graph.nodes import hinted, name_of, value, widening
+from ferryman.porting.graph.normal import Normal
 from ferryman.porting.graph.region import Argument, Candidate
 
 _Made = tuple[tuple[Any, ...], tuple[fx.Node, ...]]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ferryman.ops.attention.scores import visible
-from ferryman.porting.graph.normal import disturbs, name_of, value
+from ferryman.porting.graph.nodes import disturbs, name_of, value
 from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, symbols_of
 
 _RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "empty")

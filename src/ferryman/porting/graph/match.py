@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ferryman.porting.graph.normal import HALF, Normal, mean_of, value
+from ferryman.porting.graph.nodes import HALF, value
+from ferryman.porting.graph.normal import Normal
 from ferryman.porting.graph.patterns import Pattern, parts
+from ferryman.porting.graph.reductions import mean_of
 from ferryman.porting.graph.terms import Term, bare, soft
 
 _MOST_STEPS = 20_000  # of one attempt: products of many factors have many orders

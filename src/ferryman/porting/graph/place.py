@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ferryman.porting.graph.normal import value
+from ferryman.porting.graph.nodes import value
 from ferryman.porting.graph.region import Argument, Candidate
 
 

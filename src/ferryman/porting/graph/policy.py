@@ -18,7 +18,7 @@ from ferryman.device_profiles import Profile
 from ferryman.dispatch import select, state
 from ferryman.errors import ArgumentError, StrictModeError, UnknownName, Unsupported
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.graph.normal import value
+from ferryman.porting.graph.nodes import value
 from ferryman.porting.graph.region import Argument, Candidate, meta_of
 
 LIBRARY = ("torch", "definition")  # backends whose calls Inductor makes itself

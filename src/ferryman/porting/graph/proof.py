@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ferryman.porting.graph.normal import CASTS, HALF, name_of, value
+from ferryman.porting.graph.nodes import CASTS, HALF, name_of, value
 from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, evaluated, hint, symbols_of
 
 # Both sides take the same sums in another order: 2^-53 each, over rows of up to 2^17 elements that cancel.

@@ -11,7 +11,7 @@ from torch import fx
 
 from ferryman.errors import ArgumentError
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.graph.normal import hinted, value
+from ferryman.porting.graph.nodes import hinted, value
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,10 @@ from ferryman.backends.precision import float32_precision
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import ResultError, shown
 from ferryman.porting.judging import metrics
+from ferryman.porting.judging.printable import is_printable, printable
 
 # 2: reading, distribution (with edges) and reduction of cells. 3: provenance. Documents of older versions still load.
 SCHEMA_VERSION = 3
-_CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n"})
-_ESCAPES = (b"\\u", b"\\b", b"\\f", b"\\r")  # JSON's own, of characters that `printable` replaces
-# controls, line separators, directions, halves of pairs
-UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_COMMAND = re.compile(r"^\s*(?=::|##\[)")  # what GitHub's and Azure's logs take for an instruction
-_UNSAFE = re.compile(f"{UNPRINTABLE.pattern}|\n|{_COMMAND.pattern}")
 
 Verdict = Literal["PASS", "FAIL", "UNIMPLEMENTED", "COMPILED_ONLY", "SIMULATED", "NOT_RUN", "QUARANTINED", "MISTRUSTED"]
 GateName = Literal["G0", "G1", "G2", "G3", "G4", "G5", "G6", "G7"]
@@ -272,7 +267,7 @@ def load(path: str | Path) -> Results:
         raise ResultError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise ResultError(f"{path} is not JSON: {error}") from error
-    return parse(raw, str(path), clean=_clean(data))
+    return parse(raw, str(path), clean=is_printable(data))
 
 
 def _parsed(data: bytes) -> Any:
@@ -281,13 +276,6 @@ def _parsed(data: bytes) -> Any:
         return pydantic_core.from_json(data, allow_inf_nan=False)
     except ValueError:
         return files.parse(data)
-
-
-def _clean(data: bytes) -> bool:
-    """Whether JSON of these bytes has nothing that `printable` replaces: almost none has, and walking one takes longer
-    than reading it. Text beyond ASCII is walked."""
-    escaped = b"\\" in data and any(e in data for e in _ESCAPES)
-    return data.isascii() and not escaped and len(data.translate(None, _CONTROLS)) == len(data)
 
 
 def parse(raw: Any, where: str = "the document", *, clean: bool = False) -> Results:
@@ -323,35 +311,6 @@ def parse(raw: Any, where: str = "the document", *, clean: bool = False) -> Resu
                 "is one"
             )
     return document
-
-
-def printable(value: Any) -> Any:
-    """Parsed JSON whose texts are safe in a terminal, in a CI log and in UTF-8; lists and objects stay the same ones.
-
-    Controls and lone surrogates become U+FFFD, a line break " | ", and GitHub's commands (``::error``) their start.
-    """
-    if isinstance(value, str):
-        return _line(value)
-    stack = [value]
-    while stack:
-        container = stack.pop()
-        if isinstance(container, dict):
-            for key in [k for k in container if _UNSAFE.search(k)]:
-                container[_line(key)] = container.pop(key)
-        elif not isinstance(container, list):
-            continue
-        for place, one in container.items() if isinstance(container, dict) else enumerate(container):
-            if isinstance(one, str):
-                if _UNSAFE.search(one):
-                    container[place] = _line(one)
-            elif isinstance(one, (dict, list)):
-                stack.append(one)
-    return value
-
-
-def _line(text: str) -> str:
-    text = " | ".join(part for part in re.split(r"[\r\n\x85\u2028\u2029]+", text) if part.strip())
-    return _COMMAND.sub(r"\\\g<0>", UNPRINTABLE.sub("\ufffd", text))
 
 
 def environment(device: torch.device, profile: Any, seed: int, tier: str, seconds: float = 0.0) -> Environment:

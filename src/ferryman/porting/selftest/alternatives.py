@@ -14,7 +14,7 @@ from torch import Tensor
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.porting.inputs.cases import as_tuple, double
-from ferryman.porting.mutate import rewrites, right, rules, sources
+from ferryman.porting.mutate import float32, rewrites, right, sources
 from ferryman.porting.selftest.planting import Kernel, nothing_declared, torch_line, used
 
 # What a launcher reads of a device (units, shared memory, threads), without its name.
@@ -42,7 +42,7 @@ class Alternative:
 
 def _float64(op: str) -> Kernel:
     known = registry.primitive(op)
-    return lambda *args: rules.finish(known, as_tuple(known.body(*double(args[:-1]))), args[:-1])
+    return lambda *args: float32.finish(known, as_tuple(known.body(*double(args[:-1]))), args[:-1])
 
 
 def _copied(op: str) -> Kernel:
@@ -51,13 +51,13 @@ def _copied(op: str) -> Kernel:
 
     def copied(*args: Any) -> Any:
         result = kernel(*[a.contiguous().clone() if isinstance(a, Tensor) else a for a in args])
-        return rules.finish(known, as_tuple(result), args[:-1])  # a result's strides may follow an argument's
+        return float32.finish(known, as_tuple(result), args[:-1])  # a result's strides may follow an argument's
 
     return copied
 
 
 def _rewritten(op: str, one: rewrites.Rewrite) -> Kernel:
-    return rules.in_float32(registry.primitive(op), None, lambda _: rewrites.Rewritten(one.replaces))
+    return float32.in_float32(registry.primitive(op), None, lambda _: rewrites.Rewritten(one.replaces))
 
 
 def _elsewhere(line: Implementation, facts: Mapping[str, Any]) -> Kernel:
@@ -75,7 +75,7 @@ def alternatives(ops: Sequence[str], backend: str) -> list[Alternative]:
                 Alternative(op, "shipped", functools.partial(registry.launcher, line), line),
                 Alternative(op, "copied", functools.partial(_copied, op), line),
                 Alternative(op, "float64", functools.partial(_float64, op), plain),
-                Alternative(op, "float32", functools.partial(rules.in_float32, registry.primitive(op)), plain),
+                Alternative(op, "float32", functools.partial(float32.in_float32, registry.primitive(op)), plain),
             ]
             alternates += [
                 Alternative(op, r.name, functools.partial(_rewritten, op, r), plain)

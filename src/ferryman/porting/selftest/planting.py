@@ -18,8 +18,9 @@ from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive, TensorSpec
 from ferryman.porting.inputs.cases import arguments, as_tuple, cases_of
 from ferryman.porting.inputs.fills import DTYPES
-from ferryman.porting.mutate import rewrites, rules, sources, units
+from ferryman.porting.mutate import float32, rewrites, rules, sources, units
 from ferryman.porting.mutate.edits import Edit, spread
+from ferryman.porting.mutate.rule import Rule
 
 Kernel = Callable[..., Any]
 Backend = Literal["torch", "triton", "hip"]
@@ -95,16 +96,16 @@ def _of_rules(known: Primitive) -> list[Mutant]:
             if one.real and suffix not in _seen(op)[1]:
                 continue
 
-            def make(one: rules.Rule = one, suffix: str = suffix) -> Kernel:
+            def make(one: Rule = one, suffix: str = suffix) -> Kernel:
                 return next(k for s, k in one.make(known, right()) if s == suffix)
 
             name = f"{one.name}.{suffix}" if suffix else one.name
             mutants.append(Mutant(op, name, one.operator, one.models, make, right, line, gpu=one.gpu))
-    plain = functools.partial(rules.in_float32, known)
-    for name, operator, note, _ in rules.definition_rules(known, set(used(op))):
+    plain = functools.partial(float32.in_float32, known)
+    for name, operator, note, _ in float32.definition_rules(known, set(used(op))):
 
         def bent(name: str = name) -> Kernel:
-            return next(k for n, _, _, k in rules.definition_rules(known, set(used(op))) if n == name)
+            return next(k for n, _, _, k in float32.definition_rules(known, set(used(op))) if n == name)
 
         mutants.append(Mutant(op, name, operator, note, bent, plain, nothing_declared(op)))
     return mutants

@@ -26,10 +26,12 @@ from ferryman.porting.mutate import sources
 from ferryman.porting.mutate.edits import EditError
 from ferryman.porting.running import simulated_route
 from ferryman.porting.running.process import end_with_parent
+from ferryman.porting.selftest.cells import Cells
+from ferryman.porting.selftest.honest import honest
 from ferryman.porting.selftest.judging import Setting
 from ferryman.porting.selftest.planting import AMD, EDITS, Mutant, catalogue
 from ferryman.porting.selftest.report import Record, Tally
-from ferryman.porting.selftest.session import Cells, evaluate, honest, not_run
+from ferryman.porting.selftest.session import evaluate, not_run
 
 SIMULATED = "h200"  # a CPU has no tiles of its own
 RUNS = 2  # the interpreter is one thread of NumPy: a third run would show nothing new

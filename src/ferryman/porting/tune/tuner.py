@@ -33,7 +33,7 @@ from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import grid
 from ferryman.porting.inputs.fills import dtype_name
-from ferryman.porting.judging.results import printable
+from ferryman.porting.judging.printable import printable
 from ferryman.porting.running.process import placed
 
 COMMAND = [sys.executable, "-c", "from ferryman.porting.tune.worker import main; raise SystemExit(main())"]

@@ -1,0 +1,1 @@
+"""What `benchmarks/regret.py` is made of."""

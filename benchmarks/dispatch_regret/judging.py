@@ -1,0 +1,100 @@
+"""One cell: what dispatch chooses, and what every implementation takes."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from dispatch_regret.drawing import Cell
+from ferryman.dispatch import lockfile, preparing, registry, select
+from ferryman.dispatch.state import State
+from ferryman.ops.primitive import Primitive
+from ferryman.porting.bench import rotation, runner
+from ferryman.porting.bench.condition import watch
+from ferryman.porting.bench.contender import Contender, close, prepare, promising, quickest_of, steady_trials
+from ferryman.porting.bench.laps import Laps
+from ferryman.porting.inputs.fills import dtype_name
+
+PLAIN = State({}, False)
+NOT_PREPARED = "not compiled ahead"
+IN_TIME = f"{NOT_PREPARED}: no time was left (--ahead-seconds, --prepare-seconds)"
+
+
+def judge(plan: runner.Plan, cell: Cell, laps: Laps, unprepared: str = IN_TIME) -> dict[str, Any]:
+    """What dispatch chooses for a cell, and what every implementation takes.
+
+    laps: of the parts of this work. unprepared: why what serves prepared calls only is left out, where it is.
+    """
+    op, profile, name = cell.op, plan.profile, f"{cell.case.name} {dtype_name(plan.dtype)}"
+    sets, _ = runner.rotated(plan, op, cell.case)
+    laps.end("inputs")
+    if plan.prepares:  # what serves prepared calls only may be the choice, where it was measured
+        preparing.ready(op, sets[0], profile)
+    laps.end("preparing")
+    decision = select.select(op, sets[0], profile, PLAIN)
+    chosen = decision.implementation.name
+    entries = lockfile.entries(op.name, profile)
+    record: dict[str, Any] = {
+        "op": op.name,
+        "case": cell.case.name,
+        "region": lockfile.region(op, sets[0]),
+        "choice": chosen,
+        "half": "tuned" if any(entry.case == name for entry in entries.values()) else "untuned",
+        "source": decision.source,
+    }
+    seen, again = watch(plan.device), rotation.restoring(op, sets)
+    contenders = sorted(
+        runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
+    )  # the noise is the first's
+    fused = [c for c in contenders if not _composed(op, c)]
+    if any(c.skipped is None for c in fused):  # nobody would choose what writes its scores to memory
+        contenders = [c for c in contenders if c in fused or c.name == chosen]
+    if not plan.prepares:
+        served = {line.name for line in preparing.preparable(op, sets[0], profile)}
+        for contender in contenders:
+            if contender.name in served and contender.skipped is not None:
+                contender.skipped = unprepared
+    contenders += runner.own_plans(plan, op, sets[0])
+    laps.end("choosing")
+    contenders += runner.peer_contenders(plan, op, sets[0])
+    laps.end("peers' results")
+    for contender in contenders:
+        prepare(contender, sets, plan.device, seen.sample, again, quickest_of(contenders))
+    laps.end("making ready")
+    racing = [c for c in contenders if c.timer is not None]
+    record["skipped"] = {c.name: str(c.skipped) for c in contenders if c.timer is None}
+    if chosen not in {c.name for c in racing}:
+        return record | {"failed": f"the choice could not be timed: {record['skipped'].get(chosen, 'not on the menu')}"}
+    kept = promising(racing)
+    laps.end("first timing")
+    if chosen not in {c.name for c in kept}:  # its noise is wanted all the same
+        kept = [next(c for c in racing if c.name == chosen), *kept]
+        kept[0].trials.clear()
+    noise, untrusted = steady_trials(kept, seen)
+    laps.end("trials")
+    for contender in racing:
+        close(contender)
+    record["skipped"] |= {c.name: str(c.skipped) for c in racing if not c.trials}  # they broke in a trial
+    if chosen in record["skipped"]:
+        return record | {"failed": f"the choice could not be timed: {record['skipped'][chosen]}"}
+    racing, kept = [c for c in racing if c.trials], [c for c in kept if c.trials]
+    outside = {c.name: statistics.median(c.trials) for c in racing if c.role == "peer"}
+    every = {c.name: statistics.median(c.trials) for c in racing if c.role != "peer"}
+    seconds = {c.name: every[c.name] for c in kept if c.role != "peer"}
+    order = select.preferred(op, profile)
+    preferred = next((n for n in order if n in every), chosen)
+    return record | {
+        "seconds": seconds,
+        "hopeless": {n: s for n, s in every.items() if n not in seconds},
+        "noise": noise,
+        "regret": every[chosen] / min(every.values()) - 1,
+        "preferred": preferred,
+        "regret_of_preference": every[preferred] / min(every.values()) - 1,
+        "predicted_seconds": decision.seconds.get(chosen),
+        "peers": outside,
+        "untrusted": untrusted,
+    }
+
+
+def _composed(op: Primitive, contender: Contender) -> bool:
+    return registry.implementation(op.name, contender.name).composed
