@@ -125,6 +125,10 @@ def _elements(view: View) -> int:
     return int(k.shape[0] * k.shape[1] * k.shape[2] * k.shape[3])
 
 
+def _queries(view: View) -> int:
+    return int(view.args["q"].shape[2])
+
+
 # What a mask hides is not known on the host. Of one token that reads a cache, and of a few, most keys are hidden while
 # the cache fills, and a mask that hides none costs little; over a short cache making the lists costs more.
 _HIDING = (
@@ -133,8 +137,10 @@ _HIDING = (
 )
 _FEW_ON_A_CACHE = (
     *_HIDING,
-    threshold("attention.masked.queries", "queries", ("q.shape",), lambda v: v.args["q"].shape[2], most=True),
+    threshold("attention.masked.queries", "queries", ("q.shape",), _queries, most=True),
 )
+
+_MASKED_ROWS = (_MASKED, threshold("attention.efficient.rows", "queries of a mask's gradients", ("q.shape",), _queries))
 
 _ON_HOPPER = (
     compiled(),
@@ -235,7 +241,15 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="torch.cudnn",
         where=":attention_backward_cudnn",
-        when=(*_CUDNN, *_ALL_KEYS, *_NO_LSE),
+        when=(*_CUDNN, absent("mask"), *_ALL_KEYS, *_NO_LSE),
+        **_ADDED,
+    ),
+    # by another name until it has run on a device: rows that see nothing come to cuDNN with a log-sum-exp of +inf
+    Implementation(
+        op="attention_backward",
+        name="torch.cudnn_masked",
+        where=":attention_backward_cudnn",
+        when=(*_CUDNN, _MASKED, *_ALL_KEYS, *_NO_LSE),
         **_ADDED,
     ),
     Implementation(
@@ -257,6 +271,7 @@ IMPLEMENTATIONS = menu(
         name="torch.efficient",
         where=":attention_backward_efficient",
         when=(*_EFFICIENT, *_NO_LSE),
+        leads=_MASKED_ROWS,
         **_ADDED,
     ),
     Implementation(op="attention_backward", name="torch.composed", where=":attention_backward_composed", composed=True),
