@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lockfile", type=Path, help="default: the setting, else the one that ships")
     parser.add_argument("--cells", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=440.0, help="of judging, then what is done is reported")
+    parser.add_argument("--seconds", type=float, default=440.0, help="in all, then what is done is reported")
     parser.add_argument("--op", action="append", help="only this op; repeatable")
     parser.add_argument("--grid", default="full", help="the grid that was tuned")
     parser.add_argument("--device")

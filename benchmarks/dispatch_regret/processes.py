@@ -158,8 +158,9 @@ def compile_ahead(given: argparse.Namespace, folder: Path, number: int) -> None:
 
 
 def ordered(left: Sequence[int], said: Sequence[ahead.Done]) -> list[int]:
-    """Cells whose kernels are ready first, those of them first for which everything was prepared that will be."""
-    launched = {one.cell: one for one in said if one.part == "kernels" and one.failed is None}
+    """Cells whose kernels were tried first, those of them first for which everything was prepared that will be. What
+    failed, mostly for want of room beside the others, does not come last for it: large cells are judged, too."""
+    launched = {one.cell: one for one in said if one.part == "kernels"}
     tried = {one.cell for one in said if one.part == "prepared"}
 
     def missing(index: int) -> int:

@@ -246,7 +246,7 @@ def test_cells_whose_kernels_are_ready_come_first(processes: ModuleType) -> None
         ahead.Done("kernels", 3, 1.0),
         ahead.Done("kernels", 2, 1.0, "no room"),
     ]
-    assert processes.ordered([1, 2, 3, 4, 5], said) == [3, 4, 5, 1, 2]
+    assert processes.ordered([1, 2, 3, 4, 5], said) == [2, 3, 4, 5, 1]
     text = ahead.described(said, 5, 12.0)
     assert "kernels of 3 of 5 cells (1 failed) in 4 s" in text and "prepared of 1 of 2 cells" in text
 
