@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parity_support import CPU, strict
 
+from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive, TensorSpec
@@ -23,6 +24,8 @@ from ferryman.porting.inputs import fuzz
 from ferryman.porting.inputs.cases import arguments, forward_of
 from ferryman.porting.inputs.fills import Buffer
 from ferryman.porting.judging.parity import check_cell, prepare
+from ferryman.porting.running.cells import check_case
+from ferryman.porting.running.drawn import fault
 from tests.lines import serving
 
 OPS = fuzz.known()
@@ -49,10 +52,8 @@ def fuzzed(op: Primitive, examples: int, fixed: bool) -> int:
         prepared = prepare(op, case, dtype, CPU, seed)
         for name in ("torch", "definition"):
             line = serving(op.name, name, prepared.args.values)
-            cell = check_cell(op, line, case, dtype, prepared=prepared)
-            assert (cell.implementation, cell.verdict) == (line.name, "PASS"), (
-                f"{op.name} {cell.reason}, seed {seed}: {fuzz.described(case, dtype)}"
-            )
+            (cell,) = check_case(op, [line], case, dtype, CPU, detect(CPU), prepared=prepared)
+            assert (cell.implementation, cell.verdict) == (line.name, "PASS"), fault(cell, case, dtype, seed)
         done += 1
 
     holds()
