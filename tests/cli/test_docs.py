@@ -34,7 +34,7 @@ def test_a_function_that_model_code_calls_is_shown_as_it_is_called() -> None:
     assert "Scaled dot-product attention." in page
 
 
-def test_fills_are_told_only_where_an_op_has_some() -> None:
+def test_fills_are_listed_only_where_an_op_has_some() -> None:
     assert "## Contents of their own" in ops_page.render([registry.primitive("softmax")], "")
     assert "## Contents of their own" not in ops_page.render([registry.primitive("softmax_backward")], "")
 

@@ -104,7 +104,7 @@ def _conditions(ops: Sequence[Primitive]) -> str:
 
 def _meaning(op: Primitive) -> str:
     function = _function(op)
-    told = inspect.getdoc(function) or "It has no docstring."
+    docstring = inspect.getdoc(function) or "It has no docstring."
     facts = {
         "schema": f"`torch.ops.ferryman.{op.schema}`",
         "results": ", ".join(f"`{name}`" for name in op.outputs),
@@ -121,7 +121,7 @@ def _meaning(op: Primitive) -> str:
 ```
 
 ```text
-{told}
+{docstring}
 ```
 
 | | |
