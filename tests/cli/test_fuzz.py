@@ -180,5 +180,7 @@ def test_a_kernel_that_always_dies_is_left_out_in_the_end(wrong: Path) -> None:
 def test_an_op_without_evidence_is_bad_use_and_has_a_page(wrong: Path) -> None:
     done = run(wrong, "-m", "ferryman", "fuzz", "--op", "bare")
     assert done.returncode == 2 and "no evidence.py has a record of bare" in done.stderr, done.stderr
+    ops = run(wrong, "-m", "ferryman", "ops", "--op", "bare", "--device", "h200")
+    assert ops.returncode == 0 and "the op's evidence has no standard case to ask about" in ops.stdout, ops.stderr
     page = run(wrong, "-m", "ferryman", "docs", "--op", "bare")
     assert page.returncode == 0 and "| `bare` | no standard case |" in page.stdout, page.stderr

@@ -58,14 +58,15 @@ def _devices(ops: Sequence[Primitive]) -> str:
     profiles.append(catalogue()["cpu"])
     lines = ["| op | " + " | ".join(p.name for p in profiles) + " |", "|---" * (len(profiles) + 1) + "|"]
     for op in ops:
-        asked = any(case.tier == "standard" for case in registry.evidence(op).cases())
-        cells = [_order(p, support.of(op, p)) if asked else "no standard case" for p in profiles]
+        cells = [_order(p, support.of(op, p)) for p in profiles]
         lines.append(f"| `{op.name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def _order(profile: Profile, rows: Sequence[support.Support]) -> str:
     """The implementations that can serve, in the order in which they are tried."""
+    if all(support.NO_CASE in r.reasons for r in rows):
+        return "no standard case"
     asked = "f32" if profile.vendor == "cpu" else "bf16"  # the interpreter has no bf16 dot, whichever process asks
     able = {r.implementation for r in rows if asked in r.dtypes}
     order = dict.fromkeys(
