@@ -17,9 +17,8 @@ from ferryman import settings
 from ferryman.backends import artefacts
 from ferryman.backends.simulator import operations
 from ferryman.backends.simulator.program import ARCHES, supported
-from ferryman.cli import support
-from ferryman.device_profiles import Profile, catalogue
-from ferryman.dispatch import registry, select
+from ferryman.cli import ops_page as ops_page_of
+from ferryman.dispatch import registry
 from ferryman.porting.ci import merged, record
 from ferryman.porting.judging import results
 
@@ -46,70 +45,9 @@ inside, `with ferryman.strict():` raises where a less preferred implementation w
 
 
 def ops_page() -> str:
-    devices = sorted((p for p in catalogue().values() if not p.generic), key=lambda p: (p.vendor != "nvidia", p.name))
-    devices.append(catalogue()["cpu"])
-    return f"""{_NOTE.format(source="the menus and the device profiles")}
-# Ops, implementations and devices
-
-What would serve the first standard case of each op, in bfloat16, first choice first; asked of the menus' conditions and
-the device profiles, with no device touched (`ferryman ops --device mi300x`, `ferryman explain`). It says what *can* run
-there; what *is right* there is said by `ferryman check` on the device. On a CPU, `triton` runs in its interpreter, and
-only where a process asks for it (`TRITON_INTERPRET=1`).
-
-{_devices(devices)}
-## Conditions
-
-An implementation is refused where one of its conditions does not hold; `any` has none. The roundings and accumulation
-classes are what it declares to the parity check.
-
-{_conditions()}
-## Contents of their own
-
-What `ferryman check` fills tensors with is told in [parity.md](parity.md). These stand in the evidence of an op, beside
-or in place of the common ones.
-
-{_fills()}"""
-
-
-def _devices(devices: Sequence[Profile]) -> str:
-    lines = ["| op | " + " | ".join(p.name for p in devices) + " |", "|---" * (len(devices) + 1) + "|"]
-    for op in registry.primitives().values():
-        cells = [_order(p, support.of(op, p)) for p in devices]
-        lines.append(f"| `{op.name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _order(profile: Profile, rows: Sequence[support.Support]) -> str:
-    """The implementations that can serve, in the order in which they are tried."""
-    asked = "f32" if profile.vendor == "cpu" else "bf16"  # the interpreter has no bf16 dot, whichever process asks
-    able = {r.implementation for r in rows if asked in r.dtypes}
-    order = dict.fromkeys(
-        [*select.preferred(registry.primitive(rows[0].op), profile), *(r.implementation for r in rows)]
-    )
-    return ", ".join(name for name in order if name in able and name != "definition") or "definition"
-
-
-def _fills() -> str:
-    lines = ["| op | fill | values |", "|---|---|---|"]
-    for evidence in registry.evidences().values():
-        lines += [f"| `{evidence.op}` | `{fill.name}` | {fill.meaning} |" for fill in evidence.fills]
-    return "\n".join(lines) + "\n"
-
-
-def _conditions() -> str:
-    lines = ["| op | implementation | conditions | accumulation | roundings |", "|---|---|---|---|---|"]
-    for op in registry.primitives():
-        for line in registry.implementations(op):
-            if line.backend == "definition":
-                continue
-            conditions = "; ".join(map(str, line.when)) or "any"
-            if not line.deterministic:
-                conditions += " (not deterministic)"
-            elif line.deterministic == "asked":
-                conditions += " (deterministic where asked)"
-            roundings = ", ".join(line.roundings) or "-"
-            lines.append(f"| `{op}` | {line.name} | {conditions} | {line.accumulation} | {roundings} |")
-    return "\n".join(lines) + "\n"
+    """Of our ops alone, whatever else is installed."""
+    ours = [op for op in registry.primitives().values() if registry.family_of(op).ours]
+    return ops_page_of.render(ours, _NOTE.format(source="the definitions, the menus and the device profiles"))
 
 
 def simulator_page() -> str:

@@ -25,7 +25,8 @@ class ArgumentError(FerrymanError, ValueError):
     """An op's argument is invalid. ``argument`` names it; the message gives actual against required."""
 
     def __init__(self, op: str, argument: str, actual: object, required: str) -> None:
-        super().__init__(f"{op}: {argument} is {shown(actual)}; required: {required}")
+        # as BaseException.__init__ does, which Dynamo does not trace
+        self.args = (f"{op}: {argument} is {shown(actual)}; required: {required}",)
         self.op, self.argument, self.actual, self.required = op, argument, actual, required
 
 

@@ -20,7 +20,9 @@ VERBS = (
     "report",
     "explain",
     "doctor",
+    "docs",
     "fingerprint",
+    "fuzz",
     "migrate",
     "mutate",
     "new",
@@ -123,7 +125,9 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert b"Traceback" not in complaints, complaints
 
 
-@pytest.mark.parametrize("verb", ["check", "fingerprint", "record --out x.capsule", "selftest", "bench", "tune"])
+@pytest.mark.parametrize(
+    "verb", ["check", "fuzz", "fingerprint", "record --out x.capsule", "selftest", "bench", "tune"]
+)
 @pytest.mark.parametrize("device", ["mi300x", "mps", "cuda:77", "nonsense"])
 def test_what_runs_needs_a_device_that_is_here(verb: str, device: str) -> None:
     shown = ferryman(*verb.split(), "--device", device)

@@ -18,7 +18,9 @@ from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import grid
 from ferryman.porting.inputs import fuzz
-from ferryman.porting.judging.parity import check_cell, prepare
+from ferryman.porting.judging.parity import SEED
+from ferryman.porting.running.cells import check_case
+from ferryman.porting.running.drawn import fault, is_wrong
 
 pytestmark = pytest.mark.gpu
 
@@ -69,12 +71,10 @@ def test_every_implementation_holds(name: str) -> None:
     counts: Counter[tuple[str, str]] = Counter()
     wrong = []
     for case, dtype in fuzz.variants(op, TEMPLATES, EACH):
-        prepared = prepare(op, case, dtype, CUDA)
-        for line in lines:
-            cell = check_cell(op, line, case, dtype, CUDA, profile, prepared=prepared)
-            counts[line.name, cell.verdict] += 1
-            if cell.verdict not in ("PASS", "UNIMPLEMENTED"):
-                wrong.append(f"{name} {line.name} {cell.verdict} {cell.reason}: {fuzz.described(case, dtype)}")
+        for cell in check_case(op, lines, case, dtype, CUDA, profile):
+            counts[cell.implementation, cell.verdict] += 1
+            if is_wrong(cell) or cell.verdict == "NOT_RUN":
+                wrong.append(fault(cell, case, dtype, SEED))
     assert not wrong, f"{len(wrong)} of {sum(counts.values())}, for example\n" + "\n".join(wrong[:5])
     for line in lines:
         if _of_another(op, line):
@@ -82,8 +82,9 @@ def test_every_implementation_holds(name: str) -> None:
             continue
         if not counts[line.name, "PASS"]:  # alignment that random sizes seldom have, or long rows
             sizes = WIDE if "logits" in op.names else LONG if "norm_backward" in name else ALIGNED
-            cells = [check_cell(op, line, case, dtype, CUDA, profile) for case, dtype in _taken(op, line, sizes, TILES)]
-            wrong = [f"{cell.verdict} {cell.reason}" for cell in cells if cell.verdict not in ("PASS", "UNIMPLEMENTED")]
+            taken = _taken(op, line, sizes, TILES)
+            cells = [cell for c, dtype in taken for cell in check_case(op, [line], c, dtype, CUDA, profile)]
+            wrong = [f"{c.verdict} {c.reason}" for c in cells if is_wrong(c) or c.verdict == "NOT_RUN"]
             assert not wrong and any(cell.verdict == "PASS" for cell in cells), (line.name, wrong[:5])
             continue
         cases = TEMPLATES * EACH

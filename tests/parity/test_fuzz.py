@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,13 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parity_support import CPU, strict
 
+from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
+from ferryman.ops.domain import Domain
+from ferryman.ops.evidence import Evidence
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive, TensorSpec
 from ferryman.porting.inputs import fuzz
 from ferryman.porting.inputs.cases import arguments, forward_of
-from ferryman.porting.inputs.fills import Buffer
+from ferryman.porting.inputs.fills import Buffer, dtype_name
 from ferryman.porting.judging.parity import check_cell, prepare
+from ferryman.porting.running.cells import check_case
+from ferryman.porting.running.drawn import check_drawn, fault, is_wrong
 from tests.lines import serving
 
 OPS = fuzz.known()
@@ -49,10 +55,8 @@ def fuzzed(op: Primitive, examples: int, fixed: bool) -> int:
         prepared = prepare(op, case, dtype, CPU, seed)
         for name in ("torch", "definition"):
             line = serving(op.name, name, prepared.args.values)
-            cell = check_cell(op, line, case, dtype, prepared=prepared)
-            assert (cell.implementation, cell.verdict) == (line.name, "PASS"), (
-                f"{op.name} {cell.reason}, seed {seed}: {fuzz.described(case, dtype)}"
-            )
+            (cell,) = check_case(op, [line], case, dtype, CPU, detect(CPU), prepared=prepared)
+            assert (cell.implementation, cell.verdict) == (line.name, "PASS"), fault(cell, case, dtype, seed)
         done += 1
 
     holds()
@@ -127,6 +131,39 @@ def test_variants_have_few_shapes_and_many_contents() -> None:
     }
     assert len(drawn) == 100 and len(kept) == 5 and len({c.name for c, _ in drawn}) == 100
     assert len({c.args["x"].fill for c, _ in drawn}) >= 6
+
+
+def test_cases_are_judged_by_their_numbers() -> None:
+    op, lines = registry.primitive("softmax"), [registry.implementation("softmax", n) for n in ("torch", "definition")]
+    started: list[tuple[str, ...]] = []
+    skip = {("softmax", dtype_name(fuzz.numbered(op, 7, 2)[1]), "fuzz_7", "torch")}
+
+    def starting(*key: str) -> None:
+        started.append(key)
+
+    cells = list(check_drawn(op, lines, [4, 7], 2, CPU, detect(CPU), skip=skip, starting=starting))
+    expected = [("fuzz_4", "torch"), ("fuzz_4", "definition"), ("fuzz_7", "definition")]
+    assert [(c.case, c.implementation) for c in cells] == expected == [(case, name) for _, _, case, name in started]
+    assert {c.verdict for c in cells} == {"PASS"} and not any(map(is_wrong, cells))
+
+
+def test_a_domain_that_raises_is_said_of_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, line = registry.primitive("softmax"), registry.implementation("softmax", "torch")
+    broken = replace(registry.evidence(op), fuzz=Domain({"x": fuzz.Form("... M")}))
+    monkeypatch.setattr(registry, "evidences", lambda: {"softmax": broken})
+    cells = list(check_drawn(op, [line], [0, 1], 0, CPU, detect(CPU)))
+    assert [(c.case, c.verdict) for c in cells] == [("fuzz_0", "MISTRUSTED"), ("fuzz_1", "MISTRUSTED")]
+    assert all(is_wrong(c) and c.reason == "its domain raised KeyError: 'M'" for c in cells)
+    assert fuzz.numbers(op, 3, 0, {torch.float16}) == [0, 1, 2]
+
+
+def test_an_op_that_nothing_can_be_drawn_for_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = registry.primitive("softmax_backward")
+    assert fuzz.undrawable(op) is None
+    monkeypatch.setattr(registry, "evidences", lambda: {"softmax": Evidence("softmax", cases=tuple)})
+    assert fuzz.undrawable(op) == "the evidence of softmax has no domain and no small case"
+    monkeypatch.setattr(registry, "evidences", dict)
+    assert fuzz.undrawable(op) == "no evidence.py has a record of softmax"
 
 
 def contiguous_only(x: torch.Tensor, target: object) -> torch.Tensor:

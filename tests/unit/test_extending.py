@@ -91,16 +91,29 @@ def test_the_triton_kernel_is_right_interpreted(op: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_knows_it(op: Path) -> None:
-    """check, selftest, bench, ops, explain and compile."""
+    """check, fuzz, selftest, bench, ops, docs, explain and compile."""
     check = run(op, "-m", "ferryman", "check", "--op", "bias_relu", "--backend", "torch", "--out", str(op / "out"))
     assert check.returncode == 0, check.stdout[-2000:] + check.stderr[-2000:]
     assert "bias_relu" in check.stdout and (op / "out").is_dir()
+    fuzz = run(op, "-m", "ferryman", "fuzz", "--op", "bias_relu", "--device", "cpu", "--cases", "24")
+    assert fuzz.returncode == 0, fuzz.stdout[-2000:] + fuzz.stderr[-2000:]
+    rows = [line.split() for line in fuzz.stdout.splitlines() if line.startswith("bias_relu")]
+    assert [row[1:] for row in rows if row[1] != "triton"] == [
+        [name, "24", "24", "0", "0", "0"] for name in ("torch", "definition")
+    ]
+    (triton,) = [row for row in rows if row[1] == "triton"]
+    assert int(triton[3]) > 0 and int(triton[3]) + int(triton[4]) == 24 and triton[5:] == ["0", "0"]
     planted = run(op, "-m", "ferryman", "selftest", "--op", "bias_relu", "--backend", "torch", "--honest", "50")
     assert planted.returncode == 0, planted.stdout[-2000:] + planted.stderr[-2000:]
     bench = run(op, "-m", "ferryman", "bench", "--op", "bias_relu", "--grid", "small", "--out", str(op / "bench"))
     assert bench.returncode == 0 and "bias_relu" in bench.stdout, bench.stdout[-2000:] + bench.stderr[-2000:]
     ops = run(op, "-m", "ferryman", "ops", "--op", "bias_relu", "--device", "mi300x")
     assert ops.returncode == 0 and "triton" in ops.stdout, ops.stderr[-2000:]
+    docs = run(op, "-m", "ferryman", "docs", "--op", "bias_relu")
+    assert docs.returncode == 0, docs.stderr[-2000:]
+    assert "bias_relu(x: Tensor, bias: Tensor) -> Tensor" in docs.stdout and "Raises ArgumentError." in docs.stdout
+    assert "| `bias_relu` | triton | bias contiguous in its last dimension | fp32 | - |" in docs.stdout
+    assert "| defined in | `ferryman_bias_relu.definition` |" in docs.stdout
     explain = run(op, "-m", "ferryman", "explain", "bias_relu", "--shape", "8,64", "--device", "h200")
     assert explain.returncode == 0 and "bias=bfloat16[64]" in explain.stdout, explain.stdout + explain.stderr[-2000:]
     compile_ = run(op, "-m", "ferryman", "compile", "--op", "bias_relu", "--backend", "triton", "--target", "sm_90")

@@ -154,6 +154,26 @@ for op in job["ops"]:
     ]
 
 
+def test_an_implementation_that_ends_many_processes_is_left_out_and_no_other() -> None:
+    body = """
+for op in job["ops"]:
+    for case in ("one", "two", "three", "four"):
+        for name in job["lines"][op]:
+            if [op, "float32", case, name] in job["skip"]: continue
+            say(start=[op, "float32", case, name])
+            if name == "torch": os._exit(41)
+            say(cell=dict(op=op, implementation=name, device="cpu", dtype="float32", case=case, verdict="PASS"))
+    say(done=op)
+"""
+    job = Job({"softmax": ["torch", "definition"]}, ["float32"], "small", 0, "cpu", most_lost=2)
+    with Workers([job], command=[sys.executable, "-c", PRELUDE + body]) as workers:
+        cells = list(workers.remaining())
+    lost = [(c.case, c.verdict) for c in cells if c.implementation == "torch"]
+    assert lost == [("one", "FAIL"), ("two", "FAIL"), ("all", "NOT_RUN")]
+    assert "torch had ended or held up its process 2 times" in str(next(c.reason for c in cells if c.case == "all"))
+    assert [c.case for c in cells if c.implementation == "definition"] == ["one", "two", "three", "four"]
+
+
 def test_a_worker_that_cannot_start_fails_its_ops_and_not_the_run() -> None:
     rows = worker("raise SystemExit(3)", ["rope", "softmax"])
     assert [(o, v) for o, _, v, _ in rows] == [("rope", "FAIL"), ("softmax", "FAIL")] and "code 3" in rows[0][3]

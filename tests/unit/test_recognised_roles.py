@@ -9,7 +9,7 @@ import linecache
 import pickle
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -784,6 +784,161 @@ def test_what_changes_after_porting_is_computed_as_it_is(change: str) -> None:
     assert type(model[0]) is type(plain) and torch.equal(model[0](x), plain(x))
 
 
+class Changeable(nn.Module):
+    """A norm whose code reads what may change in place, of itself and of its class, and calls a method."""
+
+    factors: ClassVar[dict[str, float]] = {"a": 1.0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.sizes, self.table = nn.Parameter(torch.rand(16) + 0.5), [1.0], {"l": [2.0], "k": [1.0]}
+
+    def last(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.last(h * self.weight) * self.sizes[-1] * self.factors["a"] * tuple(self.table.values())[-1][0]
+
+
+def _seven(self: Any, x: Tensor) -> Tensor:
+    return x * 7.0
+
+
+def _turned(module: Any) -> None:
+    module.table["l"] = module.table.pop("l")
+
+
+IN_PLACE: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
+    "a list": lambda m, patch: m.sizes.append(3.0),
+    "a dictionary of the class": lambda m, patch: patch.setattr(Changeable, "factors", {"a": 4.0}),
+    "a dictionary of the class in place": lambda m, patch: patch.setitem(Changeable.factors, "a", 5.0),
+    "a dictionary": lambda m, patch: m.table.__setitem__("k", [3.0]),
+    "inside a dictionary": lambda m, patch: m.table["k"].insert(0, 3.0),
+    "a dictionary's order": lambda m, patch: _turned(m),
+    "the class's forward": lambda m, patch: patch.setattr(Changeable, "forward", _seven),
+    "a method of the class": lambda m, patch: patch.setattr(Changeable, "last", _seven),
+    "a weight of one number": lambda m, patch: setattr(m, "weight", nn.Parameter(torch.full((1,), 3.0))),
+    "a weight for each row": lambda m, patch: setattr(m, "weight", nn.Parameter(torch.rand(3, 1))),
+    "a weight put past __setattr__": lambda m, patch: m._parameters.update(weight=nn.Parameter(torch.rand(1))),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_what_changes_in_place_or_on_the_class_is_computed_as_it_is(
+    change: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = nn.Sequential(Changeable(), nn.Linear(16, 16)), torch.randn(3, 16)
+    plain = copy.deepcopy(model[0])
+    ferryman.port(model)
+    assert "rms_norm torch" in made_by(lambda: model(x))[1]
+    torch._dynamo.reset()
+    call = torch.compile(model[0], backend="eager", fullgraph=True) if compiled else model[0]
+    assert near(call(x), plain(x))
+    before = plain(x)
+    IN_PLACE[change](model[0], monkeypatch)
+    if plain.__dict__["_parameters"]["weight"].shape != model[0].weight.shape:
+        plain.weight = model[0].weight
+    plain.sizes, plain.table = model[0].sizes, model[0].table
+    assert near(call(x), plain(x)) and not near(plain(x), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("forward", _seven), ("factor", property(lambda self: 7.0)), ("times", 7.0)]
+)
+def test_what_a_class_has_since_is_what_another_port_proves(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, x = nn.Sequential(Factored(1.0), nn.Linear(16, 16)), torch.randn(3, 16)
+    ferryman.port(first)
+    monkeypatch.setattr(Factored, name, value)
+    second = nn.Sequential(Factored(1.0), nn.Linear(16, 16))
+    for model in (first, second):
+        plain = copy.deepcopy(second)
+        plain.load_state_dict(model.state_dict())
+        wanted = plain(x)
+        ferryman.port(model)
+        output, calls = made_by(lambda model=model: model(x))
+        assert calls == {"linear torch": 1} and near(output, wanted)
+
+
+def test_a_replaced_forward_of_pytorchs_own_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)), torch.randn(3, 16)
+    ferryman.port(model)
+    monkeypatch.setattr(nn.Linear, "forward", _seven)
+    output, calls = made_by(lambda: model[0](x))
+    assert not calls and torch.equal(output, x * 7.0)
+
+
+def test_a_linear_takes_a_bias_of_one_number_as_before() -> None:
+    plain, x = nn.Linear(16, 16), torch.randn(3, 16)
+    model = nn.Sequential(copy.deepcopy(plain), nn.LayerNorm(16))
+    ferryman.port(model)
+    for module in (plain, model[0]):
+        module.bias = nn.Parameter(torch.full((1,), 5.0))
+    assert near(model[0](x), plain(x))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # PyTorch's own words
+        model[0](x[:, :3])
+
+
+def test_a_tensor_that_is_no_buffer_keeps_its_module_as_it_is() -> None:
+    class Shifted(Changeable):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = torch.tensor(0.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight + self.shift
+
+    model, x = nn.Sequential(Shifted(), nn.Linear(16, 16)), torch.randn(3, 16)
+    report = ferryman.port(model)
+    assert [item.reason for item in report.unsupported if "Tensor shift, which may change in place" in item.reason]
+    plain = model[0](x)
+    model[0].shift.add_(1.0)
+    assert near(model[0](x), plain + 1.0)
+
+
+class Bend(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.silu(x)
+
+
+class Product(nn.Module):
+    """A gated product, and a method with a served call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bend, self.up, self.gate = Bend(), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def shares(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.softmax(x, -1) * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shares(self.bend(self.gate(x)) * self.up(x), scale=2.0)
+
+
+def _tripled(self: Any, x: Tensor, *, scale: float = 1.0) -> Tensor:
+    return x * (3.0 * scale)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "gone"), [(Bend, "forward", "silu_mul"), (Product, "shares", "softmax"), (Product, "forward", "")]
+)
+def test_served_calls_go_to_what_the_class_has_since(
+    kind: type, name: str, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Product(), torch.randn(3, 16)
+    plain = copy.deepcopy(model)
+    ferryman.port(model)
+    calls = made_by(lambda: model(x))[1]
+    assert calls == {"linear torch": 2, "silu_mul torch": 1, "softmax torch": 1}
+    monkeypatch.setattr(kind, name, _tripled)
+    output, calls = made_by(lambda: model(x))
+    assert near(output, plain(x))
+    assert f"{gone} torch" not in calls and len(calls) == (2 if gone else 0)
+
+
 def test_another_option_of_a_gated_activation_ends_its_part_of_the_op() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:
@@ -810,3 +965,14 @@ def test_another_activation_of_experts_ends_their_role() -> None:
     layer.act_fn, plain.act_fn = ACT2FN["gelu"], ACT2FN["gelu"]
     output, calls = made_by(lambda: layer(*given))
     assert not calls and type(layer) is type(plain) and torch.equal(output, plain(*given))
+
+
+def test_another_option_of_the_activation_of_experts_is_computed() -> None:
+    layer, given = experts_of(*EXPERTS["mixtral"]), routed()
+    layer.act_fn = nn.GELU()
+    plain = copy.deepcopy(layer)
+    ferryman.port(layer)
+    assert "moe_experts torch" in made_by(lambda: layer(*given))[1]
+    layer.act_fn.approximate = plain.act_fn.approximate = "tanh"
+    output, calls = made_by(lambda: layer(*given))
+    assert not calls and torch.equal(output, plain(*given))

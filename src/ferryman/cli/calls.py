@@ -93,9 +93,9 @@ def of_case(op: Primitive, case: Case, dtype: torch.dtype) -> list[Any]:
     return _defaults(op, list(on_meta(op, case, dtype)))
 
 
-def first_case(op: Primitive, tier: str = "standard") -> Case:
-    """The op's first case of a tier: what the support tables ask about."""
-    return next(c for c in registry.evidence(op).cases() if c.tier == tier)
+def first_case(op: Primitive, tier: str = "standard") -> Case | None:
+    """The op's first case of a tier: what the support tables ask about. None: its evidence has none."""
+    return next((c for c in registry.evidence(op).cases() if c.tier == tier), None)
 
 
 def _backward(op: Primitive, forward: Primitive, values: Sequence[Any], given: Mapping[str, str]) -> list[Any]:

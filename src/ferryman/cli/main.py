@@ -25,9 +25,11 @@ from ferryman.cli import (
     compile,
     counters,
     devices,
+    docs,
     doctor,
     explain,
     fingerprint,
+    fuzz,
     migrate,
     mutate,
     new,
@@ -74,9 +76,11 @@ app = typer.Typer(
     help="Carries PyTorch model code across GPU vendors: which kernel runs, whether it is right, and how fast.",
 )
 app.command("check", cls=_Verb)(check.check)
+app.command("fuzz", cls=_Verb)(fuzz.fuzz)
 app.command("bench", cls=_Verb)(bench.bench)
 app.command("devices", cls=_Verb)(devices.devices)
 app.command("ops", cls=_Verb)(ops.ops)
+app.command("docs", cls=_Verb)(docs.docs)
 app.command("explain", cls=_Verb)(explain.explain)
 app.command("doctor", cls=_Verb)(doctor.doctor)
 app.command("fingerprint", cls=_Verb)(fingerprint.fingerprint)

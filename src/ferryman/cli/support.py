@@ -10,6 +10,9 @@ from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry, select, state
 from ferryman.ops.primitive import Primitive
 
+NO_CASE = "the op's evidence has no standard case to ask about"
+Verdict = tuple[str, tuple[str, ...]]  # of one implementation, with the reasons
+
 
 @dataclass(frozen=True)
 class Support:
@@ -35,13 +38,7 @@ class Support:
 
 def of(op: Primitive, profile: Profile) -> list[Support]:
     """The op's menu on a device that may be absent, asked in every storage dtype on the op's first standard case."""
-    case = calls.first_case(op)
-    verdicts: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {}
-    plain = state.intern({}, False)  # what is installed, requested or set here must not change the answer
-    for name, dtype in calls.DTYPES.items():
-        rows, _ = select.explain_rows(op, calls.of_case(op, case, dtype), profile, plain, absent=True)
-        for line, verdict, why in rows:
-            verdicts.setdefault(line.name, {})[name] = (verdict, tuple(why))
+    verdicts = _verdicts(op, profile)
     support = []
     for line in registry.implementations(op.name):
         asked = verdicts[line.name]
@@ -58,3 +55,19 @@ def of(op: Primitive, profile: Profile) -> list[Support]:
             )
         )
     return support
+
+
+def _verdicts(op: Primitive, profile: Profile) -> dict[str, dict[str, Verdict]]:
+    """By implementation and dtype."""
+    case = calls.first_case(op)
+    verdicts: dict[str, dict[str, Verdict]] = {}
+    if case is None:
+        for line in registry.implementations(op.name):
+            verdicts[line.name] = dict.fromkeys(calls.DTYPES, ("refused", (NO_CASE,)))
+        return verdicts
+    plain = state.intern({}, False)  # what is installed, requested or set here must not change the answer
+    for name, dtype in calls.DTYPES.items():
+        rows, _ = select.explain_rows(op, calls.of_case(op, case, dtype), profile, plain, absent=True)
+        for line, verdict, why in rows:
+            verdicts.setdefault(line.name, {})[name] = (verdict, tuple(why))
+    return verdicts

@@ -14,7 +14,7 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
         return
     ((weight, width),) = leaf.vectors.items()
     for eps in eps_of(leaf):
-        for size in _groups(leaf, width):
+        for size in _groups(leaf, weight, width):
             for activation in ("silu", "sigmoid"):
                 for first in (False, True):
                     for cast in (True, False):
@@ -24,11 +24,11 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
                         )
 
 
-def _groups(leaf: Leaf, width: int) -> Iterator[str]:
+def _groups(leaf: Leaf, weight: str, width: int) -> Iterator[str]:
     yield "None"
     for name, value in leaf.integers.items():
         if 1 <= value <= width and width % value == 0:
             if value < width:
                 yield f"self.{name}"
             if value > 1:
-                yield f"{width} // self.{name}"
+                yield f"self.{weight}.shape[0] // self.{name}"

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +21,23 @@ from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs.cases import forward_of, output_gradients
 from ferryman.porting.inputs.fills import DTYPES, strided
 
-__all__ = ["Form", "Sizes", "case", "cases", "described", "domain_of", "known", "variants"]
+__all__ = [
+    "Form",
+    "Sizes",
+    "case",
+    "cases",
+    "described",
+    "domain_of",
+    "known",
+    "name_of",
+    "numbered",
+    "numbers",
+    "undrawable",
+    "variants",
+]
 
 _FLOATS = ("storage", "float32", "bfloat16", "float16")
+_MOST_TRIES = 100  # draws for each case that is wanted in one of some dtypes
 
 
 def domain_of(op: Primitive) -> Domain | None:
@@ -99,9 +113,39 @@ def cases(
     op: Primitive, count: int, seed: int = 0, sizes: Sizes | None = None, first: int = 0
 ) -> Iterator[tuple[Case, torch.dtype]]:
     """``count`` cases from a counter: the same on every machine, whatever part of them is asked for."""
-    for i in range(first, first + count):
-        draw = random.Random(f"{seed}/{op.name}/{i}")
-        yield case(op, draw.choice, sizes, f"fuzz_{i}")
+    for number in range(first, first + count):
+        yield numbered(op, number, seed, sizes)
+
+
+def numbered(op: Primitive, number: int, seed: int = 0, sizes: Sizes | None = None) -> tuple[Case, torch.dtype]:
+    """The case that the counter gives at one number."""
+    draw = random.Random(f"{seed}/{op.name}/{number}")
+    return case(op, draw.choice, sizes, name_of(number))
+
+
+def name_of(number: int) -> str:
+    return f"fuzz_{number}"
+
+
+def numbers(op: Primitive, count: int, seed: int = 0, dtypes: Collection[torch.dtype] | None = None) -> list[int]:
+    """The numbers of the first ``count`` cases, of those that are drawn in one of ``dtypes``.
+
+    A domain that raises has its number listed, too: who runs the case says so. Fewer come back where draws seldom have
+    these dtypes.
+    """
+    if dtypes is None:
+        return list(range(count))
+    taken: list[int] = []
+    for number in range(count * _MOST_TRIES):
+        try:
+            wanted = numbered(op, number, seed)[1] in dtypes
+        except Exception:  # noqa: BLE001 - another package's domain may be wrong itself
+            wanted = True
+        if wanted:
+            taken.append(number)
+        if len(taken) == count:
+            break
+    return taken
 
 
 def variants(
@@ -176,6 +220,17 @@ def _layout(shape: tuple[int, ...], choose: Choose, sizes: Sizes, sharing: bool 
         i = choose(order[:-1])
         strides[i] = max(strides[i] // 2, 1)
     return strided(tuple(strides), choose(sizes.offset))
+
+
+def undrawable(op: Primitive) -> str | None:
+    """Why no case of an op can be drawn; None where some can."""
+    forward = forward_of(op) or op
+    if forward.name not in registry.evidences():
+        return f"no evidence.py has a record of {forward.name}"
+    evidence = registry.evidence(op)
+    if evidence.fuzz is None and not any(c.tier == "small" for c in evidence.cases()):
+        return f"the evidence of {forward.name} has no domain and no small case"
+    return None
 
 
 def known() -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ferryman.porting.model import source
 from ferryman.porting.model.proof import prove
+from ferryman.porting.model.serving import attempt
 
 ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, residual) -> (result, sum)
 HOME = "ferryman_home"  # the class that has that method; another class over it may have another forward
@@ -61,7 +62,7 @@ def method(
     before: Sequence[str], asked: str, expression: str, parameter: str, known: Mapping[str, Any]
 ) -> types.FunctionType:
     """The method of a ported norm at `ATTRIBUTE`; calls for which its role does not hold go to the norm itself."""
-    lines = [*([] if parameter == "x" else [f"{parameter} = x"]), *before, f"if {asked}:", f"    return {expression}"]
+    lines = [*([] if parameter == "x" else [f"{parameter} = x"]), *before, f"if {asked}:", *attempt(expression)]
     text = f"def {ATTRIBUTE}(self, x, residual):\n" + "".join(f"    {line}\n" for line in lines)
     text += "    total = x + residual\n    return self(total), total\n"
     namespace = dict(known)

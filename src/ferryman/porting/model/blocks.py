@@ -115,7 +115,10 @@ def _role_of(
             if len(inputs_of(type(module))) < block.inputs and not runs.refuses_less():
                 return Refusal("its forward also does without an input that the op requires")
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)))
-            return role.on(module) if isinstance(role, Role) else role
+            try:
+                return role.on(module) if isinstance(role, Role) else role
+            except Unproven as error:
+                return Refusal(str(error))
         if proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
             nearest = (proof.distance, f"not {layer.op}, which is nearest: {proof.reason}")
     return Refusal(nearest[1] if nearest else "no op of the day computes it")

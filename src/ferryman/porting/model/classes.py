@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import adding, gating, recognise, rewrite, serving
+from ferryman.porting.model import adding, gating, recognise, rewrite, serving, source
+from ferryman.porting.model.leaf import class_code
 from ferryman.porting.model.recognise import Role
 
 
@@ -39,11 +40,11 @@ class Recipe:
 def ported_class(original: Any, recipe: Recipe) -> type[nn.Module]:
     """The subclass of a module's class that calls ops. It adds nothing to an instance's layout, so an instance can
     change into it and back."""
-    return _made(original, recipe)
+    return _made(original, recipe, source.code_of(original))
 
 
 @functools.cache
-def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
+def _made(original: Any, recipe: Recipe, code: Any) -> type[nn.Module]:
     own: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -56,13 +57,14 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
     if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
         own |= recipe.served(original).functions
     if recipe.role is not None:
-        own["forward"] = recognise.role_forward(recipe.role, own.get("forward", original.forward))
+        own["forward"] = recognise.role_forward(recipe.role, original, own.get("forward"))
         own |= serving.ending(original, recipe.role.state, recipe.role.read, _without)
         if recipe.role.added:
-            own[adding.ATTRIBUTE] = _taking_addition(recipe.role, original.forward)
+            own[adding.ATTRIBUTE] = _taking_addition(recipe.role, original)
     if recipe.gate is not None:
         own |= serving.ending(original, None, frozenset(), _without)
         own[gating.ATTRIBUTE] = staticmethod(gating.call_of(recipe.gate))
+        own[gating.CURRENT] = staticmethod(source.current(original, class_code(original)))
     # its name stays: libraries find the blocks that they compile, shard or place by the names of their classes
     kind = type(original.__name__, (original,), own)
     if adding.ATTRIBUTE in own:
@@ -73,8 +75,8 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
 
 
 def _taking_addition(role: Role, original: Any) -> Any:
-    meaning = serving.known(original, role.guards)
-    return adding.method(*role.serving(role.added, ("x", "residual")), role.parameters[0], meaning)
+    meaning = serving.known(original, role.guards, role.code)
+    return adding.method(*role.serving(original, role.added, ("x", "residual")), role.parameters[0], meaning)
 
 
 def is_ported(module: nn.Module) -> bool:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ferryman import ops
+from ferryman.errors import ArgumentError
 from ferryman.ops import recognition
 from ferryman.ops.recognition import Definitions, compiled, families
 from ferryman.porting.model import recognise, source
 from ferryman.porting.model.branches import follow_module
-from ferryman.porting.model.leaf import inputs_of, keep_state, state_of
+from ferryman.porting.model.leaf import class_code, inputs_of, keep_state, state_of
 from ferryman.porting.model.proof import Proof, drawn, prove
 from ferryman.porting.model.trace import Trace, Unproven
 
@@ -31,7 +32,8 @@ _MOST = 1 << 20  # elements of the largest input that a proof draws
 @dataclass(frozen=True)
 class Shown:
     """A proven meaning of modules of class ``kind`` in the state of the one that was proven: its attributes (but for
-    long sides, which its tensors have), and which of its parameters are there."""
+    long sides, which its tensors have), the shapes of its parameters, None where one is absent, and what its class's
+    forward comes to."""
 
     op: str
     expression: str
@@ -39,7 +41,8 @@ class Shown:
     kind: type
     proof: Proof
     state: tuple[tuple[str, Any], ...] = ()
-    present: tuple[tuple[str, bool], ...] = ()
+    shapes: tuple[tuple[str, tuple[int, ...] | None], ...] = ()
+    code: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.expression, self.guard, self.kind))
@@ -51,8 +54,12 @@ class Shown:
             source.untouched(module)
             and type(module) is self.kind
             and all(own.get(name) == value for name, value in self.state)
-            and all((parameters.get(name) is not None) is there for name, there in self.present)
+            and all(_shape_of(parameters.get(name)) == shape for name, shape in self.shapes)
         )
+
+
+def _shape_of(tensor: Any) -> Any:
+    return None if tensor is None else tensor.shape
 
 
 _shown: dict[tuple[Any, ...], Shown | None] = {}
@@ -97,8 +104,9 @@ def _shown_of(module: nn.Module, shapes: dict[str, tuple[int, ...]]) -> Shown | 
         if all(not _reads(text, inputs_of(type(module))) for text, _ in guards):
             own = dict(state_of(module)[1])
             state = tuple((n, v) for n, v in own.items() if v is vars(module).get(n) or v == vars(module).get(n))
-            present = tuple((n, p is not None) for n, p in module._parameters.items())
-            return Shown(cut.op, cut.expression, cut.guard, type(module), proof, state, present)
+            sides = tuple((n, None if p is None else tuple(p.shape)) for n, p in module._parameters.items())
+            code = class_code(type(module))
+            return Shown(cut.op, cut.expression, cut.guard, type(module), proof, state, sides, code)
     return None
 
 
@@ -134,10 +142,14 @@ def replacement(shown: Shown) -> Callable[[Any, Any, Any], Any]:
     """``(module, x, n)`` to ``module(x)[..., :n]``."""
     expression = compiled(shown.expression, ("self", "x"), ops=ops)
     guard = compiled(shown.guard, ("self", "x"))
+    current = source.current(shown.kind, shown.code)
 
     def cut(module: Any, x: Any, n: Any) -> Any:
-        if n == x.shape[-1] and shown.still(module) and guard(module, x):
-            return expression(module, x)
+        if n == x.shape[-1] and shown.still(module) and current() and guard(module, x):
+            try:
+                return expression(module, x)
+            except ArgumentError:  # of a tensor that came later
+                pass
         return module(x)[..., :n]
 
     return cut

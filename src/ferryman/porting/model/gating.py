@@ -13,6 +13,7 @@ from ferryman.porting.model.adding import unaltered
 
 ATTRIBUTE = "ferryman_gate"  # of a ported activation's class
 HOME = "ferryman_gate_home"  # the class that has it; another class over it may have another forward
+CURRENT = "ferryman_gate_current"  # of that class: whether the code of the class below is still what was proven
 
 
 def call_of(gate: Gate) -> Callable[[Tensor, Tensor], Tensor]:
@@ -27,10 +28,14 @@ def _fit(g: Any, u: Any) -> bool:
     return g.dtype is u.dtype and g.shape == u.shape and g.dtype.itemsize < 8
 
 
+def _unaltered(activation: Any) -> bool:
+    return unaltered(activation, HOME) and bool(getattr(activation, CURRENT)())
+
+
 def gated(activation: Any, g: Any, u: Any) -> Any:
     """``activation(g) * u`` of a module. Hooks and another forward keep it whole: a fused one would not run them."""
     known = getattr(activation, ATTRIBUTE, None)
-    if known is None or not _fit(g, u) or not unaltered(activation, HOME):
+    if known is None or not _fit(g, u) or not _unaltered(activation):
         return activation(g) * u
     return known(g, u)
 
@@ -38,7 +43,7 @@ def gated(activation: Any, g: Any, u: Any) -> Any:
 def gated_last(u: Any, activation: Any, g: Any) -> Any:
     """``u * activation(g)``."""
     known = getattr(activation, ATTRIBUTE, None)
-    if known is None or not _fit(g, u) or not unaltered(activation, HOME):
+    if known is None or not _fit(g, u) or not _unaltered(activation):
         return u * activation(g)
     return known(g, u)
 

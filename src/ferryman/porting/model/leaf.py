@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import inspect
 import itertools
+import math
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 
 from ferryman.ops.recognition import Leaf
 from ferryman.porting.model import source
+from ferryman.porting.model.trace import Unproven, trusted
 
 NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
 
@@ -70,7 +74,7 @@ def state_of(module: nn.Module) -> tuple[Any, ...]:
         (n, None if p is None else tuple(plain(int(s)) for s in p.shape), n in module._buffers)
         for n, p in weights.items()
     ]
-    return (type(module), tuple(own), tuple(tensors))
+    return (type(module), tuple(own), tuple(tensors), source.code_of(type(module)))
 
 
 _OWN = frozenset(vars(nn.Module()))
@@ -82,19 +86,109 @@ def is_setting(kind: Any, name: str) -> bool:
     return name not in _OWN and (not name.startswith("_") or name in names_read(kind))
 
 
-@functools.cache
 def names_read(kind: Any) -> frozenset[str]:
     """Names in the code of a class down to nn.Module: of its functions, properties and what is defined inside them."""
+    return _names_read(kind, source.code_of(kind))
+
+
+@functools.cache
+def _names_read(kind: Any, code: Any) -> frozenset[str]:
     names: set[str] = set()
     for base in itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__):
         for value in vars(base).values():
-            parts = (value.fget,) if isinstance(value, property) else (getattr(value, "__func__", value),)
-            codes = [part.__code__ for part in map(inspect.unwrap, parts) if isinstance(part, types.FunctionType)]
-            while codes:
-                code = codes.pop()
+            function = _function_of(value)
+            for code in [] if function is None else _codes(function):
                 names.update(code.co_names)
-                codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return frozenset(names)
+
+
+def names_reached(kind: Any) -> frozenset[str]:
+    """Those of `names_read` that a forward may come to, by the methods, properties and functions of libraries that are
+    named on its way; and texts in that code, which `getattr` may take for names."""
+    return _names_reached(kind, source.code_of(kind))
+
+
+@functools.cache
+def _names_reached(kind: Any, code: Any) -> frozenset[str]:
+    members, names = source.members(kind), {"forward"}
+    pending, visited = [_function_of(members.get("forward"))], set()
+    while pending:
+        function = pending.pop()
+        if function is None or function in visited:
+            continue
+        visited.add(function)
+        for part in _codes(function):
+            texts = {c for c in part.co_consts if isinstance(c, str) and c.isidentifier()}
+            for name in {*part.co_names, *texts} - names:
+                names.add(name)
+                value = members.get(name, function.__globals__.get(name))
+                pending.append(None if trusted(value) else _function_of(value))
+    return frozenset(names)
+
+
+def _function_of(value: Any) -> types.FunctionType | None:
+    part = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    inner = inspect.unwrap(part) if callable(part) else None
+    return inner if isinstance(inner, types.FunctionType) else None
+
+
+def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        yield code
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+
+
+def class_code(kind: Any) -> tuple[str, ...]:
+    """The attributes of a class that its forward comes to: another library may put others there."""
+    return tuple(n for n, _ in source.code_of(kind) if n in names_reached(kind))
+
+
+def contents_tests(module: nn.Module) -> tuple[str, ...]:
+    """Tests that the lists, dictionaries and sets that a module's forward reads, and plain settings of its children,
+    are as they are now. Raises Unproven where it reads what may change in place, and no cheap test shows that."""
+    kind = type(module)
+    reached, tests = names_reached(kind), []
+    values = {n: v for n, v in source.members(kind).items() if not n.startswith("__")} | vars(module)
+    for name, value in values.items():
+        if name in _OWN or (name not in reached and "getattr" not in reached) or _lasting(value):
+            continue
+        if not name.isidentifier() or not _literal(value) or len(repr(value)) > _LONGEST:
+            kept = f"{type(value).__name__} {name}"
+            raise Unproven(f"its forward reads its {kept}, which may change in place, and no cheap test shows that")
+        pairs = isinstance(value, dict) and len(value) > 1  # in another order they are equal, too
+        tests.append(f"[*self.{name}.items()] == {[*value.items()]!r}" if pairs else f"self.{name} == {value!r}")
+    for path, child in module._modules.items():
+        if child is not None and path in reached and path.isidentifier():
+            read = names_reached(type(child))
+            settings = [(n, v) for n, v in _settings(child) if n in read and n.isidentifier() and _literal(v)]
+            tests += [f"self.{path}.{n} == {v!r}" for n, v in settings]
+    return tuple(tests)
+
+
+_LONGEST = 200  # characters of contents that a call compares
+_PLAIN = bool | int | float | str | None | torch.dtype
+
+
+def _lasting(value: Any) -> bool:
+    """Whether a value cannot change in place; a module's own settings are its own affair."""
+    if isinstance(value, tuple):
+        return all(map(_lasting, value))
+    if isinstance(value, functools.partial):
+        return _lasting(value.func) and all(map(_lasting, (*value.args, *value.keywords.values())))
+    functions = type | types.FunctionType | types.BuiltinFunctionType | staticmethod | classmethod | property
+    return isinstance(value, _PLAIN | complex | bytes | torch.device | enum.Enum | nn.Module | functions)
+
+
+def _literal(value: Any) -> bool:
+    """Whether a value is what its text says, such as a list of numbers."""
+    if type(value) in (list, tuple, set):
+        return bool(value or type(value) is not set) and all(map(_literal, value))
+    if type(value) is dict:
+        return all(_literal(k) and _literal(v) for k, v in value.items())
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return isinstance(value, _PLAIN) and not isinstance(value, enum.Enum) and finite and "self." not in str(value)
 
 
 def class_settings(kind: Any) -> frozenset[str]:

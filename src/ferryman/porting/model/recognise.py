@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
-from ferryman.porting.model import adding, serving
+from ferryman.porting.model import adding, serving, source
 from ferryman.porting.model.branches import follow_function, follow_module
 from ferryman.porting.model.leaf import (
     NARROW,
+    class_code,
     class_settings,
+    contents_tests,
     digest_of,
     input_of,
     is_setting,
@@ -47,7 +49,8 @@ class Role:
     ``residual`` too that takes an addition before it, proven as well, and its op. beside: ops that
     the expression calls beside ``op``, once each. required: how many inputs a call must give, whatever the forward's
     signature says. tensors: of the module, that the proof drew; absent: its parameters and buffers that were None;
-    state: its attributes whose values the proof had; read: those that ``expression`` reads, of which it had the type.
+    state: its attributes whose values the proof had; read: those that ``expression`` reads, of which it had the type;
+    code: attributes of its class that the forward comes to.
     """
 
     op: str
@@ -67,23 +70,27 @@ class Role:
     absent: tuple[str, ...] = ()
     state: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
+    code: tuple[str, ...] = ()
 
     def on(self, module: nn.Module) -> Role:
-        """The role with what it needs of a module that it was proven for."""
+        """The role with what it needs of a module that it was proven for. Raises Unproven as `contents_tests` does."""
         weights = [*module._parameters.items(), *module._buffers.items()]
         kind, read = type(module), set(re.findall(r"\bself\.(\w+)", f"{self.expression} {self.added}"))
         own = {n for n in (*vars(module), *module._modules) if is_setting(kind, n)} | class_settings(kind)
         return replace(
             self,
+            tests=(*self.tests, *contents_tests(module)),
+            code=class_code(kind),
             tensors=tuple(n for n, p in weights if p is not None),
             absent=tuple(n for n, p in weights if p is None),
             state=frozenset(own - read),
             read=frozenset(own & read),
         )
 
-    def serving(self, expression: str, inputs: tuple[str, ...]) -> tuple[list[str], str, str]:
-        """`serving.condition` of one of its expressions."""
-        return serving.condition(self.tests, self.guards, self.tensors, self.absent, inputs, expression)
+    def serving(self, kind: Any, expression: str, inputs: tuple[str, ...]) -> tuple[list[str], str, str]:
+        """`serving.condition` of one of its expressions, for modules of a class."""
+        current, _ = source.still(kind, self.code)
+        return serving.condition(current, self.tests, self.guards, self.tensors, self.absent, inputs, expression)
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ def _shown(
         guards = tuple(trace.guards())
     except Unproven as error:
         return Refusal(str(error))
-    return Role(
+    role = Role(
         candidate.op,
         candidate.expression,
         ("x", "gate") if candidate.gate else ("x",),
@@ -171,7 +178,11 @@ def _shown(
         candidate.gradient,
         candidate.added if added else "",
         candidate.added_op if added else "",
-    ).on(module)
+    )
+    try:
+        return role.on(module)
+    except Unproven as error:
+        return Refusal(str(error))
 
 
 def _tests(
@@ -367,7 +378,7 @@ def _gate_of(activation: Any, module: bool) -> Gate | None:
     trace = Trace()
     try:
         if module:
-            if input_of(type(activation)) is None:
+            if input_of(type(activation)) is None or contents_tests(activation):
                 return None
             call: Any = functools.partial(
                 original, follow_module(activation, trace), dict(activation.__dict__), (), False
@@ -396,11 +407,11 @@ def _is_torch(function: Any) -> bool:
     )
 
 
-def role_forward(role: Role, original: Any) -> types.FunctionType:
-    """The forward of a module with a proven role; ``original`` serves the other calls."""
-    before, asked, expression = role.serving(role.expression, role.inputs)
-    meaning = serving.known(original, role.guards)
-    return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, original)
+def role_forward(role: Role, kind: Any, served: Any = None) -> types.FunctionType:
+    """The forward of a module with a proven role; ``served``, or what its class has then, serves the other calls."""
+    before, asked, expression = role.serving(kind, role.expression, role.inputs)
+    meaning = serving.known(kind, role.guards, role.code)
+    return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, kind, served)
 
 
 __all__ = ["Refusal", "Role", "gate_of", "leaf_of", "replace", "role_forward", "role_of"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class Rewritten:
 
 Cuts = frozenset[tuple[str, cuts.Shown]]
 Callables = frozenset[tuple[str, type]]
-_cache: dict[tuple[type, frozenset[str], Cuts, frozenset[str], Callables], Rewritten] = {}
+_cache: dict[tuple[Any, ...], Rewritten] = {}  # by what a class's code is as well
 
 
 def rewritten(
@@ -59,7 +60,7 @@ def rewritten(
     """A class's served functions. Attributes of its instances, dotted: ``gates`` are known activations, ``cut`` those
     whose cut result is known, ``norms`` known norms that take an addition, ``callables`` objects that are no modules,
     with their classes."""
-    key = (kind, gates, cut, norms, callables)
+    key = (kind, gates, cut, norms, callables, source.code_of(kind))
     if key not in _cache:
         _cache[key] = ServedClass(kind, gates, dict(cut), norms, dict(callables)).result()
     return _cache[key]
@@ -67,10 +68,11 @@ def rewritten(
 
 def _uses_of_callable(kind: type) -> tuple[Use, ...]:
     """What a served copy of a callable's code uses; empty where nothing is served."""
-    served = _cache.get((kind, frozenset(), frozenset(), frozenset(), frozenset()))
+    key = (kind, source.code_of(kind))
+    served = _cache.get(key)
     if served is None:
         served = ServedClass(kind, frozenset(), {}, frozenset(), {}, ("__call__",)).result()
-        _cache[kind, frozenset(), frozenset(), frozenset(), frozenset()] = served
+        _cache[key] = served
         if "__call__" in served.functions:
             served_calls[kind] = served.functions["__call__"]
     return served.uses if "__call__" in served.functions else ()
@@ -128,7 +130,7 @@ class ServedClass:
                 if wrapped is None:
                     self.opaque.append(name)
                 else:
-                    functions[name] = wrapped
+                    functions[name] = _while_current(self.kind, name, function, wrapped)
         return Rewritten(
             functions,
             tuple(self.uses),
@@ -169,6 +171,16 @@ class ServedClass:
                 if serve.new:
                     self.helpers[function] = source.rebuilt(function, changed, serve.new), "", None
         return self.helpers[function]
+
+
+def _while_current(kind: Any, name: str, function: Any, served: Any) -> Any:
+    """The served copy of a class's function, while that is what the class has; after that, what it has then."""
+    (test,), meaning = source.still(kind, (name,))
+    text = f"def call(*given, **options):\n    if {test}:\n        return ferryman_served(*given, **options)\n"
+    text += f"    return ferryman_kind.{name}(*given, **options)\n"
+    namespace = {**meaning, f"ferryman_code_{name}": function, "ferryman_served": served}
+    exec(compile(text, f"<ferryman {name}>", "exec"), namespace)  # noqa: S102 - our own text, their identifiers
+    return functools.wraps(served)(namespace["call"])
 
 
 def _repeats(tree: ast.AST, function: types.FunctionType) -> bool:

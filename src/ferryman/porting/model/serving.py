@@ -1,8 +1,9 @@
 """The code that a module with a proven role runs in its forward's place, and what ends the role.
 
 A role was proven with the module's tensors and attributes as they were. The code reads each tensor once and asks
-whether it is still plain, and whether one that was absent still is. An attribute that is set to another value ends the
-role: the module gets its own class back.
+whether it is still plain, and whether one that was absent still is; whether its class's forward, and what that comes
+to, are still the same; and whether lists and dictionaries have the contents that they had. What the op refuses goes to
+the module's own code. An attribute that is set to another value ends the role: the module gets its own class back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ferryman import ops
+from ferryman.errors import ArgumentError
 from ferryman.porting.model import source
 from ferryman.porting.model.leaf import is_setting
 
@@ -29,6 +31,7 @@ _MISSING = object()
 
 
 def condition(
+    current: Sequence[str],
     tests: Sequence[str],
     guards: Sequence[tuple[str, bool]],
     tensors: Sequence[str],
@@ -38,7 +41,8 @@ def condition(
 ) -> tuple[list[str], str, str]:
     """(statements before, the condition for the role to hold, the expression), with each tensor of ``self`` read once.
 
-    A tensor that is no parameter is a buffer, or computed, as by `torch.nn.utils.weight_norm`'s hook: an attribute.
+    current: tests that the class's code is the one that was proven. A tensor that is no parameter is a buffer, or
+    computed, as by `torch.nn.utils.weight_norm`'s hook: an attribute.
     """
     own = {name: f"ferryman_own_{name}" for name in tensors}
     before = ["ferryman_held = self._parameters"] if tensors or absent else []
@@ -52,13 +56,15 @@ def condition(
     def read(text: str) -> str:
         return re.sub(r"\bself\.(\w+)\b", lambda m: own.get(m[1], m[0]), text)
 
-    return before, " and ".join(map(read, asked)) or "True", read(expression)
+    return before, " and ".join([*current, *map(read, asked)]) or "True", read(expression)
 
 
-def known(original: Any, guards: Sequence[tuple[str, bool]]) -> dict[str, Any]:
+def known(kind: Any, guards: Sequence[tuple[str, bool]], code: Sequence[str]) -> dict[str, Any]:
     """What the code's names mean."""
-    names = source.names_read(original, [text for text, _ in guards])
-    return names | {"ops": ops, "torch": torch, "ferryman_plain": PLAIN}
+    names = source.names_read(kind.forward, [text for text, _ in guards])
+    _, current = source.still(kind, code)
+    ours = {"ops": ops, "torch": torch, "ferryman_plain": PLAIN, "ferryman_refused": ArgumentError}
+    return names | ours | current
 
 
 def forward(
@@ -68,23 +74,32 @@ def forward(
     parameters: Sequence[str],
     inputs: Sequence[str],
     meaning: Mapping[str, Any],
-    original: Any,
+    kind: Any,
+    served: Any,
 ) -> types.FunctionType:
-    """A forward that gives ``expression`` where ``asked`` holds; ``original`` serves the other calls."""
+    """A forward that gives ``expression`` where ``asked`` holds and the op takes it; ``served``, or else the one that
+    the class has then, serves the other calls."""
     names, ours = ", ".join(parameters), ", ".join(inputs)
-    lines = [*([] if names == ours else [f"{ours} = {names}"]), *before, f"if {asked}:", f"    return {expression}"]
-    may = inspect.signature(original).parameters  # be left out
+    lines = [*([] if names == ours else [f"{ours} = {names}"]), *before, f"if {asked}:", *attempt(expression)]
+    signature = inspect.signature(kind.forward if served is None else served)
+    may = signature.parameters  # be left out
     declared = ", ".join(
         n if n not in may or may[n].default is inspect.Parameter.empty else f"{n}=None" for n in parameters
     )
     text = f"def forward(self, {declared}, *rest, **more):\n    if not rest and not more:\n"
     text += "".join(f"        {line}\n" for line in lines)
-    text += f"    return _original(self, {names}, *rest, **more)\n"
-    namespace = {**meaning, "_original": original}
+    otherwise = "ferryman_kind.forward" if served is None else "ferryman_served"
+    text += f"    return {otherwise}(self, {names}, *rest, **more)\n"
+    namespace = {**meaning, "ferryman_served": served}
     exec(compile(text, "<ferryman forward>", "exec"), namespace)  # noqa: S102 - our own text, their identifiers
     function: types.FunctionType = namespace["forward"]
-    function.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # libraries read it
+    function.__signature__ = signature  # type: ignore[attr-defined]  # libraries read it
     return function
+
+
+def attempt(expression: str) -> list[str]:
+    """Lines that return an expression, unless its op refuses a shape or a dtype that came later."""
+    return ["    try:", f"        return {expression}", "    except ferryman_refused:", "        pass"]
 
 
 def ending(

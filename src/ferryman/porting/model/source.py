@@ -12,12 +12,15 @@ import dis
 import inspect
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 MISSING = object()
+_CODE = (types.FunctionType, property, staticmethod, classmethod)
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FUTURES = 0x1000000  # `from __future__ import annotations`; no other one changes code that is written today
 _FILLERS = {"CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG"}
 _PRIVATE = re.compile(r"__[A-Za-z]\w*?(?<!__)")
@@ -243,17 +246,49 @@ def names_read(function: Any, texts: Sequence[str]) -> dict[str, Any]:
     return {n: known[n] for text in texts for n in compile(text, "<guard>", "eval").co_names if n in known}
 
 
+def members(kind: type) -> dict[str, Any]:
+    """What a module class adds to nn.Module's attributes, by name, as its instances find them."""
+    by_name: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if base is nn.Module or base is object:
+            break
+        for name, value in vars(base).items():
+            by_name.setdefault(name, value)
+    return by_name
+
+
+def code_of(kind: type) -> tuple[tuple[str, Any], ...]:
+    """What a module class says now of what its instances compute: its functions, properties and plain attributes."""
+
+    def counts(value: Any) -> bool:
+        parts = value if isinstance(value, tuple) else (value,)
+        return isinstance(value, _CODE) or all(isinstance(p, _PLAIN) for p in parts)
+
+    return tuple((n, v) for n, v in members(kind).items() if counts(v) and not (n.startswith("__") and n != "__call__"))
+
+
+def current(kind: Any, names: Sequence[str]) -> Callable[[], bool]:
+    """Whether a class's attributes are those that they were when this was called."""
+    tests, meaning = still(kind, names)
+    function: Callable[[], bool] = eval(f"lambda: {' and '.join(tests) or True}", meaning)  # noqa: S307 - identifiers
+    return function
+
+
+def still(kind: Any, names: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """(tests that a class's attributes are those that they are now, what the names in these mean)."""
+    meaning = {f"ferryman_code_{name}": getattr(kind, name) for name in names}
+    # a class method is bound anew each time
+    tests = [
+        f"ferryman_kind.{name} {'==' if isinstance(value, types.MethodType) else 'is'} ferryman_code_{name}"
+        for name, value in zip(names, meaning.values(), strict=True)
+    ]
+    return tests, {"ferryman_kind": kind, **meaning}
+
+
 def methods(kind: type) -> dict[str, Any]:
     """The functions that a module class adds to nn.Module's, by name, as its instances find them.
 
     Static, class methods and properties are not among them.
     """
-    members: dict[str, Any] = {}
-    for base in kind.__mro__:
-        if base is nn.Module or base is object:
-            break
-        for name, value in vars(base).items():
-            if name not in members:
-                members[name] = value
-    own = {n: v for n, v in members.items() if isinstance(v, types.FunctionType)}
+    own = {n: v for n, v in members(kind).items() if isinstance(v, types.FunctionType)}
     return {n: v for n, v in own.items() if not (n.startswith("__") and n != "__call__") and n != "extra_repr"}

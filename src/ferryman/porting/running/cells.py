@@ -13,11 +13,12 @@ from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive
 from ferryman.porting.inputs.cases import TIERS, cases_of
 from ferryman.porting.inputs.fills import DTYPES, dtype_name
-from ferryman.porting.judging.parity import Prepared, check_cell, prepare
+from ferryman.porting.judging.parity import SEED, Prepared, check_cell, prepare
 from ferryman.porting.judging.results import Cell, Verdict
 
 _SHORT = {"f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
 ALL = "all"  # the case of a cell that stands for every case
+Starting = Callable[[str, str, str, str], None]  # op, dtype, case, implementation
 
 
 def dtypes_of(names: Iterable[str | torch.dtype] | None) -> tuple[torch.dtype, ...]:
@@ -61,7 +62,7 @@ def check_op(
     simulate: Profile | None = None,
     share: tuple[int, int] = (0, 1),
     only: Collection[tuple[str, ...]] | None = None,
-    starting: Callable[[str, str, str, str], None] | None = None,
+    starting: Starting | None = None,
 ) -> Iterator[Cell]:
     """Every cell of one op, but those in ``skip``: (op, dtype, case, implementation).
 
@@ -77,26 +78,48 @@ def check_op(
             wanted = [line for line in lines if (*key, line.name) not in skip]
             if (thin and not turns(c, d, len(dtypes), False)) or (c * len(dtypes) + d) % share[1] != share[0]:
                 continue
-            prepared: Prepared | None = None
-            for line in wanted:
-                if starting is not None:
-                    starting(*key, line.name)
-                if line is wanted[0]:
-                    prepared, verdict, reason = _prepared(primitive, case, dtype, device, seed)
-                if prepared is None:
-                    yield not_run(primitive.name, line, device, dtype, reason, case.name, verdict=verdict)
-                else:
-                    yield check_cell(
-                        primitive,
-                        line,
-                        case,
-                        dtype,
-                        device,
-                        profile,
-                        prepared=prepared,
-                        times=times,
-                        simulate=simulate,
-                    )
+            yield from check_case(
+                primitive,
+                wanted,
+                case,
+                dtype,
+                device,
+                profile,
+                seed=seed,
+                times=times,
+                simulate=simulate,
+                starting=starting,
+            )
+
+
+def check_case(
+    primitive: Primitive,
+    lines: Sequence[Implementation],
+    case: Case,
+    dtype: torch.dtype,
+    device: torch.device,
+    profile: Profile,
+    *,
+    seed: int = SEED,
+    times: int = 3,
+    simulate: Profile | None = None,
+    starting: Starting | None = None,
+    prepared: Prepared | None = None,
+) -> Iterator[Cell]:
+    """Implementations of one op on one case, which is made ready once for them all. ``prepared``: it is ready."""
+    verdict: Verdict = "PASS"
+    reason = ""
+    for line in lines:
+        if starting is not None:
+            starting(primitive.name, dtype_name(dtype), case.name, line.name)
+        if line is lines[0] and prepared is None:
+            prepared, verdict, reason = _prepared(primitive, case, dtype, device, seed)
+        if prepared is None:
+            yield not_run(primitive.name, line, device, dtype, reason, case.name, verdict=verdict)
+        else:
+            yield check_cell(
+                primitive, line, case, dtype, device, profile, prepared=prepared, times=times, simulate=simulate
+            )
 
 
 def _prepared(

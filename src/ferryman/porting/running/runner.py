@@ -47,7 +47,7 @@ def _needs_worker() -> bool:
     return not interpreting() and importlib.util.find_spec("triton") is not None
 
 
-def _absent(line: Implementation, profile: Profile) -> list[str]:
+def absent(line: Implementation, profile: Profile) -> list[str]:
     """Why a backend cannot run here at all."""
     backend = registry.backends()[line.backend]
     if profile.vendor not in backend.vendors:
@@ -91,7 +91,7 @@ class Plan:
                             self._thinned(name, line, device, d, i, count, len(dtypes)) for i, d in enumerate(dtypes)
                         ]
                     continue
-                why = _absent(line, profile)
+                why = absent(line, profile)
                 if why:
                     self.skipped += [not_run(name, line, device, d, "; ".join(why), refusals=why) for d in dtypes]
                 else:

@@ -15,6 +15,7 @@ from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import registry
 from ferryman.porting.running import simulated_route, stand_in_route
 from ferryman.porting.running.cells import check_op, dtypes_of
+from ferryman.porting.running.drawn import check_drawn
 from ferryman.porting.running.process import device_lost, end_with_parent
 from ferryman.porting.running.workers import SIMULATED
 
@@ -52,21 +53,27 @@ def main() -> int:
         route.enter_context(stand_in_route.on(known, device))
     with route:
         for op in job["ops"]:
-            for cell in check_op(
-                registry.primitive(op),
-                [registry.implementation(op, name) for name in job["lines"][op]],
-                dtypes_of(job["dtypes"]),
-                job["tier"],
-                job["seed"],
-                device,
-                known,
-                thin=job["thin"],
-                share=tuple(job["share"]),
-                skip=skip,
-                only=only,
-                **more,
-                starting=lambda *key: say(start=key),
-            ):
+            primitive = registry.primitive(op)
+            lines = [registry.implementation(op, name) for name in job["lines"][op]]
+            more["starting"] = lambda *key: say(start=key)
+            if job["drawn"] is None:
+                cells = check_op(
+                    primitive,
+                    lines,
+                    dtypes_of(job["dtypes"]),
+                    job["tier"],
+                    job["seed"],
+                    device,
+                    known,
+                    thin=job["thin"],
+                    share=tuple(job["share"]),
+                    skip=skip,
+                    only=only,
+                    **more,
+                )
+            else:
+                cells = check_drawn(primitive, lines, job["drawn"][op], job["seed"], device, known, skip=skip, **more)
+            for cell in cells:
                 say(cell=json.loads(cell.model_dump_json()))
                 if cell.verdict == "FAIL" and device_lost(device):
                     os._exit(LOST)  # the context's own clean-up would raise

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,8 +26,9 @@ from typing import IO
 import torch
 
 from ferryman.dispatch import registry
-from ferryman.porting.inputs.fills import dtype_name
+from ferryman.porting.inputs.fills import DTYPES, dtype_name
 from ferryman.porting.judging.results import Cell
+from ferryman.porting.running.cells import not_run
 from ferryman.porting.running.process import parentage
 
 SILENCE_SECONDS = 120.0  # the slowest interpreted cell takes 4 s on one shared core
@@ -54,6 +56,8 @@ class Job:
     assume: dict[str, str] = field(default_factory=dict)  # the simulator's assumptions, by name
     stands_in_for: str | None = None  # the profile of the older device whose kernels ``device`` executes
     only: list[tuple[str, str, str]] | None = None  # (op, dtype, case); None is all of them
+    drawn: dict[str, list[int]] | None = None  # by op, which cases fuzzing draws, in place of the op's own
+    most_lost: int | None = None  # processes that one implementation of an op may end before it is left out
 
     @classmethod
     def interpreted(cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool) -> Job:
@@ -122,6 +126,8 @@ class _Worker:
         self._silence = silence or (SILENCE_SECONDS if job.interpret else COMPILING_SECONDS)
         self._command = list(command or COMMAND)
         self._process: subprocess.Popen[str] | None = None
+        self._lines = {op: list(names) for op, names in job.lines.items()}  # those that are not left out
+        self._lost: Counter[tuple[str, str]] = Counter()
         self._stopping = False
         self.thread = threading.Thread(target=self._drive, name="ferryman-worker", daemon=True)
 
@@ -167,7 +173,8 @@ class _Worker:
             assert process.stdin is not None and process.stdout is not None
             threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
             try:
-                process.stdin.write(json.dumps({**asdict(self._job), "ops": ops, "skip": sorted(skip)}))
+                job = {**asdict(self._job), "lines": self._lines, "ops": ops, "skip": sorted(skip)}
+                process.stdin.write(json.dumps(job))
                 process.stdin.close()
             except BrokenPipeError:
                 pass  # it died at start: its silence is handled below, its complaints are kept
@@ -228,6 +235,12 @@ class _Worker:
                 op=op, implementation=name, device=self._job.device, dtype=dtype, case=case, verdict="FAIL", reason=why
             )
         )
+        self._lost[op, name] += 1
+        if self._lost[op, name] == self._job.most_lost:
+            self._lines[op].remove(name)
+            reason = f"the rest is left out: {name} had ended or held up its process {self._job.most_lost} times"
+            line, device = registry.implementation(op, name), torch.device(self._job.device)
+            self._cells.put(not_run(op, line, device, DTYPES[dtype], reason))
 
 
 def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
