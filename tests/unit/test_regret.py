@@ -188,10 +188,10 @@ def test_a_run_that_is_stopped_leaves_what_it_judged_and_another_goes_on(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     stopped = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert stopped.stderr is not None
-    told = stopped.stderr.readline()
+    complaint = stopped.stderr.readline()
     stopped.send_signal(signal.SIGTERM)
     stopped.communicate()
-    assert told.startswith("regret: 1 of 40, ") and " s: " in told
+    assert complaint.startswith("regret: 1 of 40, ") and " s: " in complaint
     partial = json.loads(out.read_text())
     assert stopped.returncode == 143 and len(partial["cells"]) + partial["left"] == 40
     assert partial["cells"] and partial["left"]
@@ -378,7 +378,10 @@ def test_processes_compile_until_all_is_done_or_time_is_up(
     monkeypatch.setattr(sys, "argv", ["regret.py", "--op", "softmx"])
     given.ahead, given.ahead_seconds = 1, 50.0
     assert processes._ahead(given, tmp_path / "late", processes._environment(given), [0, 2]) == []
-    assert "a process that compiles ended with code 1: " in (told := capsys.readouterr().err) and "softmx" in told
+    assert (
+        "a process that compiles ended with code 1: " in (complaint := capsys.readouterr().err)
+        and "softmx" in complaint
+    )
 
 
 def test_laps_add_up() -> None:

@@ -150,11 +150,11 @@ def test_variants_of_other_heads_and_widths_share_the_tables_of_what_a_query_see
         args = _bound(q, k, **options)
         variant = flex_variants.variant_of(*_asked(args))
         given = flex_kernels._given(variant, q, k, k, 0.2, args[5], 0.0, None, None, None)
-        made = flex_kernels.Compiled(variant, given, with_lse=False, dynamic=True)
+        attended = flex_kernels.Compiled(variant, given, with_lse=False, dynamic=True)
         exact = OP.body(*(x.double() if isinstance(x, Tensor) else x for x in (*args[:4], 0.2, *args[5:])))[0]
-        (got, *_) = made(*given)
+        (got, *_) = attended(*given)
         assert torch.allclose(got.double(), exact, atol=1e-5)
-        return made
+        return attended
 
     first = compiled(4, 32, 200, causal=True)
     assert compiled(6, 16, 160, causal=True).tables is first.tables

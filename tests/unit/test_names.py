@@ -1,0 +1,53 @@
+"""Locals and parameters are called what they are: not found, made, told or held, which say how they came about."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VAGUE = {"found", "made", "told", "held"}
+# a kernel's names are part of the digest that measured times belong to
+FILES = sorted(
+    path
+    for folder in ("src", "benchmarks", "ci", "tests", "examples")
+    for path in (ROOT / folder).rglob("*.py")
+    if "kernels" not in path.name
+)
+
+
+def vague(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE:
+            yield f"{node.id}, line {node.lineno}"
+        elif isinstance(node, ast.arg) and node.arg in VAGUE:
+            yield f"{node.arg}, line {node.lineno}"
+
+
+def test_no_local_says_only_how_it_came_about() -> None:
+    names = [f"{path.relative_to(ROOT)}: {name}" for path in FILES for name in vague(ast.parse(path.read_bytes()))]
+    fields = [name for name in names if name.startswith(_FIELDS)]
+    assert len(fields) == len(_FIELDS), "a field is gone: take it from the list"
+    assert names == fields, "say what it is"
+
+
+# fields of documents that others keep
+_FIELDS = ("src/ferryman/porting/capsule/model.py: found", "src/ferryman/porting/model/results.py: found")
+
+
+@pytest.mark.parametrize("text", ["found = 1", "def f(told): pass", "for held in x: pass", "(made := 1)"])
+def test_they_are_seen(text: str) -> None:
+    assert list(vague(ast.parse(text)))
+    assert not list(
+        vague(
+            ast.parse(
+                text.replace("found", "cells")
+                .replace("told", "reason")
+                .replace("held", "kept")
+                .replace("made", "model")
+            )
+        )
+    )
