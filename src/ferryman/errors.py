@@ -45,6 +45,10 @@ class UnknownName(FerrymanError, LookupError):
         self.kind, self.name, self.nearest = kind, name, tuple(near)
 
 
+class EvidenceError(FerrymanError, ValueError):
+    """What an op is judged with is wrong itself: a case, a fill, a domain or a bound. The message names it."""
+
+
 class Unsupported(FerrymanError, RuntimeError):
     """No implementation in the requested list can serve the call; every failed clause is in the message."""
 

@@ -22,7 +22,7 @@ from ferryman.cli import output
 from ferryman.device_profiles import Profile, catalogue, loading
 from ferryman.dispatch import lockfile, registry
 from ferryman.errors import LockfileError, SettingError
-from ferryman.porting.inputs.cases import cases_of, dtype_of, specs_of
+from ferryman.porting.inputs.cases import cases_of, dtype_of, must_be_arguments, specs_of
 from ferryman.porting.tune.check import check
 
 PACKAGES = (
@@ -76,7 +76,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print everythin
     output.table(("setting", "value", "from"), [(s["variable"], s["value"], s["origin"]) for s in facts["settings"]])
     if facts["broken"]:
         output.say()
-        output.table(("left out or wrong, of another package", "because"), [tuple(b.values()) for b in facts["broken"]])
+        output.table(("left out or wrong", "because"), [tuple(b.values()) for b in facts["broken"]])
     if facts["advice"]:
         output.say()
         for advice in facts["advice"]:
@@ -150,25 +150,25 @@ def _backends(here: list[Profile]) -> list[dict[str, Any]]:
 
 
 def _broken() -> dict[str, str]:
-    """What other packages would add and cannot; all of it is read to find out."""
+    """What other packages would add and cannot, and kernels, ours too, that cannot be imported; all is read for it."""
     registry.evidences(), registry.backends(), catalogue()
     profiles = {f"profiles {name}": reason for name, reason in loading.broken().items()}
     return {**registry.broken(), **profiles, **_faults()}
 
 
 def _faults() -> dict[str, str]:
-    """What other packages' ops have and cannot be used: cases that cannot be made, kernels that cannot be imported."""
+    """What cannot be used: kernels that cannot be imported; of other packages' ops, cases that cannot be made."""
     faults = {}
     vendors = {profile.vendor for profile in ferryman.devices()}
     for op in registry.primitives().values():
-        if registry.family_of(op).ours:
-            continue
-        try:
-            for case in cases_of(op):
-                for spec in specs_of(case):
-                    dtype_of(spec, torch.float32)
-        except Exception as error:  # noqa: BLE001 - another package's code may raise anything
-            faults[f"evidence {op.name}"] = f"{type(error).__name__}: {error}"
+        if not registry.family_of(op).ours:
+            try:
+                for case in cases_of(op):
+                    must_be_arguments(case, op)
+                    for spec in specs_of(case):
+                        dtype_of(spec, torch.float32)
+            except Exception as error:  # noqa: BLE001 - another package's code may raise anything
+                faults[f"evidence {op.name}"] = f"{type(error).__name__}: {error}"
         for line in registry.implementations(op.name):
             if all(registry.probe(line.backend, vendor) for vendor in vendors):
                 continue  # without its toolchain it cannot be imported, which is no fault of the package

@@ -113,14 +113,15 @@ class Recipe:
             bare = name.removeprefix("out_")
             if name in gradients:
                 sources.append(Source("grad", gradients[name]))
-            elif name.startswith("need_"):
+            elif name.startswith("need_") and name.removeprefix("need_") in op.names:
                 sources.append(Source("need", op.names.index(name.removeprefix("need_"))))
             elif name in op.names:
                 sources.append(Source("arg", op.names.index(name)))
             elif bare in op.outputs:
                 sources.append(Source("out", op.outputs.index(bare)))
             else:
-                raise ValueError(f"{backward.name}: parameter {name!r} is no argument, output or gradient of {op.name}")
+                what = f"parameter {name!r} is no argument, output or gradient of {op.name}"
+                raise ValueError(f"{backward.name}: {what}; its gradients are {', '.join(gradients) or 'none'}")
         owner = {name: i for i, shared in enumerate(op.gradient.owners) for name in shared}
         return cls(
             op,

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ferryman.errors import UnknownName
+
 Choose = Callable[[Sequence[Any]], Any]
 
 VALUES = ("normal", "nonfinite", "tiny", "integer", "uniform", "zeros", "constant", "offset", "large")
@@ -86,6 +88,8 @@ class Symbols:
 
     def __getitem__(self, symbol: str) -> int:
         if symbol not in self._drawn:
+            if symbol not in self._domain.symbols:
+                raise UnknownName("symbol of a domain", symbol, self._domain.symbols)
             rule = self._domain.symbols[symbol]
             self._drawn[symbol] = self.size(getattr(self.sizes, rule)) if isinstance(rule, str) else int(rule(self))
         return self._drawn[symbol]

@@ -77,7 +77,8 @@ class Implementation:
         return request in (self.name, self.backend)
 
     def load(self) -> Callable[..., Any]:
-        """The kernel's launcher. Raises ImportError where its toolchain is missing."""
+        """The kernel's launcher. Raises ImportError where its toolchain is missing, AttributeError where it is not
+        there."""
         return _function(self.where)
 
     def load_traced(self) -> Callable[..., Any] | None:
@@ -103,7 +104,10 @@ class Implementation:
 
 def _function(where: str) -> Callable[..., Any]:
     module, _, function = where.partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    kernels = importlib.import_module(module)
+    if not hasattr(kernels, function):
+        raise AttributeError(f"{kernels.__file__ or module} has no function {function}, which the menu names")
+    loaded: Callable[..., Any] = getattr(kernels, function)
     return loaded
 
 

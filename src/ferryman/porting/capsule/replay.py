@@ -29,6 +29,7 @@ from ferryman.porting.capsule.run import (
     run_line,
 )
 from ferryman.porting.judging.parity import Prepared, prepare
+from ferryman.porting.judging.prepared import unprepared
 from ferryman.porting.judging.results import Cell, Timing, Verdict, environment, results
 from ferryman.porting.running import timing
 from ferryman.porting.running.process import device_lost, placed, quiet
@@ -167,7 +168,7 @@ class _Replayer:
             self._unjudged(index, record, lines, "NOT_RUN", f"out of memory: {str(error).splitlines()[0][:300]}")
             return
         except Exception as error:  # noqa: BLE001 - a case from elsewhere may break a definition; the others are judged
-            reason = f"the definition or its bound raised {type(error).__name__}: {str(error)[:300]}"
+            reason = unprepared(error)
             self._unjudged(index, record, lines, "MISTRUSTED", reason)
             return
         self._judged(index, prepared, lines)

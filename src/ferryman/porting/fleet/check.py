@@ -18,7 +18,7 @@ from ferryman.porting.fleet.cluster import Claim
 from ferryman.porting.fleet.journal import Journal, fingerprint
 from ferryman.porting.fleet.shards import Group
 from ferryman.porting.judging.results import Cell, Environment, Finding, Results, Timing, results
-from ferryman.porting.running.cells import ALL, dtypes_of, ordered, tier_cases
+from ferryman.porting.running.cells import ALL, dtypes_of, ordered, require_lines, tier_cases
 from ferryman.porting.running.workers import Job
 
 DIED = "its process ended with code"  # how `worker` says that a cell's own process ended
@@ -52,6 +52,9 @@ def run(
     cluster.address(on)
     for op in ops or ():
         registry.primitive(op)
+    for name in backends or ():
+        registry.check_requested(name)
+    require_lines(ops, backends)
     claim, spent = Claim.of(known), shards.measured(earlier)
     ask = {
         "ops": None if ops is None else list(ops),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ferryman.dispatch import registry
 from ferryman.dispatch.registry import forward_of
-from ferryman.errors import UnknownName
+from ferryman.errors import CapsuleError, EvidenceError, UnknownName
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs.fills import DTYPES, Buffer, Draw, fill
 
@@ -25,6 +25,7 @@ __all__ = [
     "forward_of",
     "independent",
     "materialise",
+    "must_be_arguments",
     "output_gradients",
     "specs_of",
 ]
@@ -99,6 +100,15 @@ def dtype_of(spec: TensorSpec, storage: torch.dtype) -> torch.dtype:
     return DTYPES[spec.dtype]
 
 
+def must_be_arguments(case: Case, primitive: Primitive) -> None:
+    """Raises EvidenceError for what a case names that is no argument of its op, nor of the forward of a backward."""
+    forward = forward_of(primitive)
+    known = {*primitive.names, *(() if forward is None else forward.names)}
+    for name in case.args:
+        if name not in known:
+            raise EvidenceError(f"{primitive.name}, case {case.name}: {UnknownName('argument', name, known)}")
+
+
 def independent(case: Case) -> bool:
     """Whether rounding errors behave as random ones: no equal terms by a fill, by repeated memory, or as given."""
     for spec in specs_of(case):
@@ -126,8 +136,10 @@ def as_tuple(result: Any) -> tuple[Tensor, ...]:
 def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device: torch.device) -> Arguments:
     """Every argument of a case, on the device, each tensor in a guarded buffer of its own.
 
-    A case may hold tensors themselves; then it holds every argument of the op, a backward's saved ones too.
+    A case may hold tensors themselves; then it holds every argument of the op, a backward's saved ones too. Raises
+    EvidenceError for an argument that the op lacks, and for a fill that is unknown or raises.
     """
+    must_be_arguments(case, primitive)
     if any(isinstance(a, Tensor) for a in case.args.values()):
         return _own(case, primitive, dtype, seed, device)
     forward = forward_of(primitive)
@@ -152,7 +164,8 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
             like = declared[index]
             layout = first.layout if like.dim() == len(first.shape) else "contiguous"
             draw = Draw.of(seed, primitive.name, case.name, name, tuple(like.shape), like.dtype, device)
-            buffers[name] = Buffer.around(_cotangent(case, draw), like.dtype, layout)
+            content = _content(case, primitive.name, _cotangent(case), draw)
+            buffers[name] = Buffer.around(content, like.dtype, layout)
         elif name in by_name:
             values.append(by_name[name])
             if name in given.buffers:
@@ -169,12 +182,24 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
     return Arguments(tuple(values), buffers)
 
 
-def _cotangent(case: Case, draw: Draw) -> Tensor:
-    """What the case says; else integers where it is about exactness, random values elsewhere."""
+def _cotangent(case: Case) -> str:
+    """The fill that the case says; else integers where it is about exactness, random values elsewhere."""
     if case.cotangent is not None:
-        return fill(case.cotangent).make(draw)
+        return case.cotangent
     integer = case.exact or any(isinstance(a, TensorSpec) and a.fill == "integer" for a in case.args.values())
-    return fill("integer" if integer else "normal").make(draw)
+    return "integer" if integer else "normal"
+
+
+def _content(case: Case, op: str, filled: str, draw: Draw) -> Tensor:
+    """What a fill makes of a draw. Raises EvidenceError where it is unknown or raises; what memory lacks, as it is."""
+    try:
+        return fill(filled, op).make(draw)
+    except (torch.OutOfMemoryError, CapsuleError, EvidenceError):
+        raise
+    except Exception as error:  # an op's own fill may raise anything
+        why = f"{type(error).__name__}: {str(error)[:300]}"
+        message = f"{op}, case {case.name}: the fill {filled!r} of {draw.parameter} raised {why}"
+        raise EvidenceError(message) from error
 
 
 def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device: torch.device) -> Arguments:
@@ -189,7 +214,10 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
         if isinstance(value, TensorSpec) and name not in buffers:
             own = dtype_of(value, dtype)
             if name in making:
-                raise LookupError(f"{case.name}: the fills of {', '.join(making)} need each other's content")
+                names = ", ".join(making)
+                raise EvidenceError(
+                    f"{primitive.name}, case {case.name}: the fills of {names} need each other's content"
+                )
             making.append(name)
             draw = Draw.of(
                 *(seed, primitive.name, case.name, name, value.shape, own, device),
@@ -198,7 +226,7 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
                 low=value.low,
                 high=value.high,
             )
-            content = fill(_filled(value, own), primitive.name).make(draw)
+            content = _content(case, primitive.name, _filled(value, own), draw)
             making.remove(name)
             buffers[name] = Buffer.around(content, own, value.layout)
         elif isinstance(value, Tensor) and name not in buffers:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ferryman.dispatch import registry
-from ferryman.errors import UnknownName
+from ferryman.errors import EvidenceError, UnknownName
 from ferryman.ops.domain import Choose, Domain, Form, Sizes, Symbols
 from ferryman.ops.evidence import Evidence
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
@@ -82,7 +82,10 @@ def _drawn(evidence: Evidence, op: Primitive, choose: Choose, sizes: Sizes) -> d
             fills.setdefault(key, choose(form.fills))
             if form.mixed:
                 dtypes.setdefault(key, choose(_FLOATS))
-            args[parameter] = _spec(form, symbols, fills[key], dtypes.get(key, form.dtype))
+            try:
+                args[parameter] = _spec(form, symbols, fills[key], dtypes.get(key, form.dtype))
+            except UnknownName as error:
+                raise EvidenceError(f"{op.name}: the form {form.dims!r} of {parameter}: {error}") from error
     if domain.drawn is not None:
         domain.drawn(args, symbols)
     return args

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ferryman.errors import EvidenceError
+from ferryman.ops.primitive import Primitive
 from ferryman.porting.inputs.fills import SUBNORMAL
 
 UNIT: Mapping[torch.dtype, float] = {
@@ -77,6 +80,30 @@ class Bound:
     variance: Tensor
     ambiguous: Tensor | None = None
     systematic: Tensor | None = None
+
+
+def terms_of(op: Primitive, args: Sequence[Any], results: Sequence[Tensor]) -> tuple[Mapping[str, Any], ...]:
+    """The error terms of each result, by an op's bound. Raises EvidenceError where they do not fit the results."""
+    given = op.limits.bound(args, results)
+    if not isinstance(given, tuple | list) or not all(isinstance(terms, Mapping) for terms in given):
+        kinds = [type(terms).__name__ for terms in (given if isinstance(given, tuple | list) else (given,))]
+        required = f"a tuple of a dict for each of {', '.join(op.outputs)}"
+        raise EvidenceError(f"{op.name}: its bound returned {', '.join(kinds)}; required: {required}")
+    if len(given) != len(results):
+        required = f"{len(results)}: {', '.join(op.outputs)}"
+        raise EvidenceError(f"{op.name}: its bound returned terms of {len(given)} results; required: {required}")
+    for output, terms, exact in zip(op.outputs, given, results, strict=True):
+        for name, term in terms.items():
+            if isinstance(term, Tensor) and not _fits(term.shape, exact.shape):
+                shapes = f"is {tuple(term.shape)}; required: {tuple(exact.shape)}"
+                raise EvidenceError(f"{op.name}: its bound's {name!r} of {output} {shapes}")
+    return tuple(given)
+
+
+def _fits(shape: Sequence[int], into: Sequence[int]) -> bool:
+    """Whether a shape broadcasts to another."""
+    missing = len(into) - len(shape)
+    return missing >= 0 and all(n in (1, m) for n, m in zip(shape, into[missing:], strict=True))
 
 
 def bounds(

@@ -19,7 +19,7 @@ from ferryman.backends.base import Target
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import preparing, registry
 from ferryman.dispatch.select import View, refusals, target_of
-from ferryman.errors import CompileError, UnimplementedInstruction
+from ferryman.errors import CompileError, EvidenceError, UnimplementedInstruction
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.inputs import mutation
@@ -100,7 +100,7 @@ def check_cell(
             with _asked_for_determinism():
                 runs.differing = hygiene.run(primitive, launcher, prepared.args, target, device, times).differing
     except CompileError as error:
-        return cell(verdict="QUARANTINED", reason=_line(error))
+        return cell(verdict="QUARANTINED", reason=" ".join(str(error).split())[:500])  # what failed is in the log
     except torch.OutOfMemoryError as error:
         return cell(verdict="NOT_RUN", reason=f"out of memory: {_line(error)}")
     except ImportError as error:
@@ -122,6 +122,8 @@ def check_cell(
         again.judge(runs.outputs, judged)
     except torch.OutOfMemoryError as error:
         return cell(verdict="NOT_RUN", reason=f"the comparison ran out of memory: {_line(error)}")
+    except EvidenceError as error:
+        return cell(verdict="MISTRUSTED", reason=_line(error))
     except Exception as error:  # noqa: BLE001 - the definition of a backward, or a bound, may be wrong; others are judged
         why = "the comparison, by the definition of the op and of its backward and their bounds"
         return cell(verdict="MISTRUSTED", reason=f"{why}, raised {type(error).__name__}: {_line(error)}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferryman.errors import EvidenceError
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.inputs.cases import Arguments, arguments, as_tuple, double, forward_of, independent, specs_of
 from ferryman.porting.judging import metrics
@@ -92,7 +93,7 @@ def prepare(
     with torch.no_grad():
         wide = double(exact.values)
         oracle = as_tuple(primitive.body(*wide))
-        terms = tuple(primitive.limits.bound(wide, oracle))
+        terms = metrics.terms_of(primitive, wide, oracle)
         declared = as_tuple(primitive.meta(*args.values))
     backward = forward_of(primitive) is not None
     return Prepared(
@@ -109,3 +110,10 @@ def prepare(
         independent=independent(case) and not case.exact,
         seed=seed,
     )
+
+
+def unprepared(error: Exception) -> str:
+    """Why a case could not be made ready, as its cells say it."""
+    if isinstance(error, EvidenceError):
+        return str(error)[:500]
+    return f"the definition or its bound raised {type(error).__name__}: {str(error)[:300]}"

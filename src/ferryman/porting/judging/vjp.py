@@ -269,7 +269,7 @@ def _analytic(backward: Primitive, given: dict[str, Any]) -> tuple[Tensor, ...]:
 
 def _terms(backward: Primitive, given: dict[str, Any], results: tuple[Tensor, ...]) -> tuple[Any, ...]:
     with torch.no_grad():
-        return tuple(backward.limits.bound(tuple(given[n] for n in backward.names), results))
+        return metrics.terms_of(backward, tuple(given[n] for n in backward.names), results)
 
 
 def _judged(

@@ -20,6 +20,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import FerrymanError, UnknownName
 from ferryman.porting.inputs.fills import DTYPES
 from ferryman.porting.judging.parity import prepare
+from ferryman.porting.judging.prepared import unprepared
 from ferryman.porting.kernel import adapter as kernel_adapter
 from ferryman.porting.running import timing
 from ferryman.porting.running.cells import tier_cases
@@ -107,7 +108,7 @@ def _cell(
         why = f"the oracle ran out of memory: {str(error).splitlines()[0][:300]}"
         return kernel_adapter.lost(line, case.name, dtype, device, "NOT_RUN", why)
     except Exception as error:  # noqa: BLE001 - an op from another package may be wrong itself
-        why = f"the definition or its bound raised {type(error).__name__}: {str(error)[:300]}"
+        why = unprepared(error)
         return kernel_adapter.lost(line, case.name, dtype, device, "MISTRUSTED", why)
     starting()
     return kernel_adapter.check(adapter, line, prepared)

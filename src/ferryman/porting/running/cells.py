@@ -8,12 +8,13 @@ import torch
 
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
-from ferryman.errors import UnknownName
+from ferryman.errors import ArgumentError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive
 from ferryman.porting.inputs.cases import TIERS, cases_of
 from ferryman.porting.inputs.fills import DTYPES, dtype_name
 from ferryman.porting.judging.parity import SEED, Prepared, check_cell, prepare
+from ferryman.porting.judging.prepared import unprepared
 from ferryman.porting.judging.results import Cell, Verdict
 
 _SHORT = {"f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
@@ -33,6 +34,14 @@ def dtypes_of(names: Iterable[str | torch.dtype] | None) -> tuple[torch.dtype, .
             raise UnknownName("dtype", text, known)
         dtypes.append(known[text])
     return tuple(dict.fromkeys(dtypes))
+
+
+def require_lines(ops: Sequence[str] | None, backends: Sequence[str] | None) -> None:
+    """Raises ArgumentError where an op that is asked for by its name has no line of the backends that are."""
+    for op in ops or ():
+        if backends is not None and not registry.asked(op, backends):
+            menu = ", ".join(line.name for line in registry.implementations(op))
+            raise ArgumentError("check", f"--backend of {op}", ", ".join(backends), f"one or more of its own: {menu}")
 
 
 def tier_cases(primitive: Primitive, tier: str) -> list[Case]:
@@ -130,7 +139,7 @@ def _prepared(
     except torch.OutOfMemoryError as error:
         return None, "NOT_RUN", f"the oracle ran out of memory: {str(error).splitlines()[0][:300]}"
     except Exception as error:  # noqa: BLE001 - an op from another package may be wrong itself; the others are still judged
-        return None, "MISTRUSTED", f"the definition or its bound raised {type(error).__name__}: {str(error)[:300]}"
+        return None, "MISTRUSTED", unprepared(error)
 
 
 def not_run(

@@ -23,7 +23,16 @@ from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import SEED
 from ferryman.porting.judging.results import Cell, Results, Timing, environment, results
 from ferryman.porting.running import timing
-from ferryman.porting.running.cells import alone, check_op, dtypes_of, not_run, ordered, tier_cases, turns
+from ferryman.porting.running.cells import (
+    alone,
+    check_op,
+    dtypes_of,
+    not_run,
+    ordered,
+    require_lines,
+    tier_cases,
+    turns,
+)
 from ferryman.porting.running.process import device_lost, machine_bytes, placed, quiet
 from ferryman.porting.running.workers import Job, Workers
 
@@ -122,8 +131,8 @@ class Plan:
 
 
 def run(
-    ops: Iterable[str] | None = None,
-    backends: Iterable[str] | None = None,
+    ops: Sequence[str] | None = None,
+    backends: Sequence[str] | None = None,
     device: torch.device | str | None = None,
     dtypes: Iterable[str | torch.dtype] | None = None,
     tier: str | None = None,
@@ -140,7 +149,7 @@ def run(
     case. jobs: processes that share the cells; 1 runs them here, but for those that are interpreted, which
     ``interpreted_jobs`` processes share (None: `interpreters`). Timings are measured here, alone, afterwards.
     progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there, Interrupted
-    instead of KeyboardInterrupt.
+    instead of KeyboardInterrupt, ArgumentError as `require_lines`.
     """
     began = time.perf_counter()
     profile = detect(device)  # names the devices that are here if this one is not
@@ -148,6 +157,7 @@ def run(
     chosen = dtypes_of(dtypes)
     tier = tier or ("small" if place.type == "cpu" else "standard")
     plan = Plan(ops, backends, chosen, tier, place, profile, full)
+    require_lines(ops, backends)
     cells = list(plan.skipped)
     done = 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import SEED
 from ferryman.porting.judging.results import Cell, Results, environment, results
-from ferryman.porting.running.cells import dtypes_of, ordered, tier_cases
+from ferryman.porting.running.cells import dtypes_of, ordered, require_lines, tier_cases
 from ferryman.porting.running.process import quiet
 from ferryman.porting.running.simulated_route import NAME, SERVES, assumptions_of, flags, require
 from ferryman.porting.running.workers import Job, Workers
@@ -35,7 +35,7 @@ def default_jobs() -> int:
 
 def run(
     known: Profile,
-    ops: Iterable[str] | None = None,
+    ops: Sequence[str] | None = None,
     backends: Iterable[str] | None = None,
     dtypes: Iterable[str | torch.dtype] | None = None,
     tier: str | None = None,
@@ -50,7 +50,8 @@ def run(
     backends: of those two; None is both. assumptions: about arithmetic that AMD does not document; the document's flags
     record them. thin: each case in one dtype, in turn. Other parameters as `runner.run` has them; ``tier`` None is
     "small".
-    Raises ArgumentError for a device that has no simulator, UnknownName for a name that is not there.
+    Raises ArgumentError for a device that has no simulator, and as `require_lines`; UnknownName for a name that is not
+    there.
     """
     began = time.perf_counter()
     require(known)
@@ -59,6 +60,7 @@ def run(
         registry.check_requested(name)
         if name.partition(".")[0] not in SERVES:
             raise ArgumentError("check", "--backend", name, f"{' or '.join(SERVES)} beside {NAME}")
+    require_lines(ops, wanted)
     assumed = assumptions or assumptions_of(())
     chosen, tier = dtypes_of(dtypes), tier or "small"
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]

@@ -8,7 +8,7 @@ are not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -19,7 +19,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import SEED
 from ferryman.porting.judging.results import Cell, Results, environment, results
-from ferryman.porting.running.cells import alone, dtypes_of, ordered, tier_cases
+from ferryman.porting.running.cells import alone, dtypes_of, ordered, require_lines, tier_cases
 from ferryman.porting.running.process import placed, quiet
 from ferryman.porting.running.runner import default_jobs
 from ferryman.porting.running.stand_in_route import NAME, SERVES, on, require
@@ -28,8 +28,8 @@ from ferryman.porting.running.workers import Job, Workers
 
 def run(
     known: Profile,
-    ops: Iterable[str] | None = None,
-    backends: Iterable[str] | None = None,
+    ops: Sequence[str] | None = None,
+    backends: Sequence[str] | None = None,
     device: torch.device | str | None = None,
     dtypes: Iterable[str | torch.dtype] | None = None,
     tier: str | None = None,
@@ -40,8 +40,8 @@ def run(
     """Check every requested op in Triton as it would run on ``known``.
 
     backends: None, or "triton" alone. Other parameters as `runner.run` has them; ``jobs`` None is as many processes as
-    share this device. Raises ArgumentError as `require`, and for another backend; UnknownName for a name that is not
-    there.
+    share this device. Raises ArgumentError as `require` and `require_lines`, and for another backend; UnknownName for
+    a name that is not there.
     """
     began = time.perf_counter()
     for name in SERVES if backends is None else tuple(backends):
@@ -49,6 +49,7 @@ def run(
         if name.partition(".")[0] not in SERVES:
             raise ArgumentError("check", "--backend", name, f"{' or '.join(SERVES)} beside --as: it alone has PTX")
     require(known, detect(device))
+    require_lines(ops, SERVES if backends is None else tuple(backends))
     place = placed(device)
     chosen, tier = dtypes_of(dtypes), tier or "standard"
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
