@@ -1,8 +1,8 @@
 """An op is one folder: outside `ops/` and `integrations/`, nothing that only one op has decides what happens.
 
 What is looked for in the syntax trees: an op's or a family's name, or a parameter that one family alone has, as a whole
-string, as an attribute, or as a keyword; and an import of a family. Docstrings, examples in help texts and data files
-say what they like.
+string, as an attribute, as a keyword, or as a function's parameter; and an import of a family or an op. Docstrings,
+examples in help texts and data files say what they like.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ferryman.dispatch import registry
 TESTS = Path(__file__).resolve().parents[1]
 SOURCE = TESTS.parent / "src" / "ferryman"
 OURS = ("ops", "integrations")
-PYTORCH = (functional, torch, torch.Tensor)
+PYTORCH = (functional, torch, torch.Tensor, torch.cuda)
 # Names of families or ops that mean something else in some rooms: PyTorch's switches for float32 products; "down" is a
 # direction of rounding there, and a weight of experts here.
 OTHERWISE = {
@@ -74,7 +74,7 @@ def docstrings(tree: ast.AST) -> set[int]:
 
 
 def named(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, word) of every string, attribute, keyword and imported family."""
+    """(line, word) of every string, attribute, keyword and parameter."""
     prose = docstrings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
@@ -85,19 +85,37 @@ def named(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr  # PyTorch has a softmax, too
         elif isinstance(node, ast.keyword) and node.arg is not None:
             yield node.value.lineno, node.arg
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ferryman.ops."):
-            yield node.lineno, str(node.module).split(".")[2]
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of every import of a family's module, or of a family or an op from `ferryman.ops`."""
+    names = {*registry.primitives(), *(family.name for family in registry.families())}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            parts = module.split(".")
+            if parts[:2] == ["ferryman", "ops"] and len(parts) > 2 and parts[2] in names:
+                yield node.lineno, parts[2]
 
 
 def faults(relative: str, source: str) -> list[str]:
     """What a file names of one family."""
     known = words()
     other = OTHERWISE.get(relative.split("/")[0], set())
-    return [
+    tree = ast.parse(source)
+    names = [
         f"{relative}:{line} names {word!r}, which {known[word]} alone has"
-        for line, word in named(ast.parse(source))
+        for line, word in named(tree)
         if word in known and word not in other
     ]
+    return [*names, *(f"{relative}:{line} imports {name} from ferryman.ops" for line, name in imported(tree))]
 
 
 def files() -> list[str]:
@@ -121,14 +139,27 @@ def test_no_file_outside_decides_by_what_one_op_has(file: str) -> None:
         'args["norm_before_gate"] = 1',
         "f(softcap=1.0)",
         "from ferryman.ops.norm.definition import rms_norm",
+        "from ferryman.ops import attention",
+        "from ferryman.ops import rms_norm as norm_of_rows",
+        "from ferryman.ops.matmul import definition",
+        "import ferryman.ops.norm",
+        "import ferryman.ops.norm.definition as definition",
+        "def f(norm_before_gate): pass",
+        "g = lambda *, softcap: softcap",
     ],
 )
 def test_what_decides_is_found(source: str) -> None:
     assert faults("porting/some.py", source)
 
 
-def test_what_does_not_is_left() -> None:
+def test_what_does_not_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert faults("porting/some.py", '"""An op such as rms_norm."""\nhelp = "such as rms_norm or softmax"') == []
+    assert faults("porting/some.py", "import ferryman.ops\nfrom ferryman.ops import menu") == []
+    # a parameter that has the name of something of PyTorch's
+    known = words() | {"temperature": "softmax"}
+    monkeypatch.setitem(globals(), "words", lambda: known)
+    assert faults("porting/some.py", "torch.cuda.temperature(device)") == []
+    assert faults("porting/some.py", "f(temperature=1.0)")
 
 
 def test_every_exception_still_stands() -> None:
