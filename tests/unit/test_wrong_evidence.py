@@ -224,3 +224,9 @@ def test_ops_that_nobody_named_may_lack_it(monkeypatch: pytest.MonkeyPatch) -> N
     cells.require_lines(["softmax", "softmax_backward"], None)
     with pytest.raises(ArgumentError, match="softmax_backward"):
         cells.require_lines(["softmax_backward"], ["torch"])
+
+
+def test_a_simulated_device_is_asked_for_a_line_of_each_op_too() -> None:
+    (op, *_) = [op for op in registry.primitives() if not registry.asked(op, ["hip"])]
+    done = ferryman("check", "--backend", "simulated", "--backend", "hip", "--op", op)
+    assert done.code == 2 and f"--backend of {op} is hip; required: one or more of its own: " in done.err
