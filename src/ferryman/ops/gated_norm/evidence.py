@@ -103,6 +103,9 @@ def _cases() -> Sequence[Case]:
             if name == "_rows":
                 call |= {n: replace(call[n], layout="rows") for n in ("x", "gate")} | {"cast_before_weight": True}
             cases.append(Case(f"exact_powers{name}_{end}", call, tier, True))
+        # long rows, read in parts, whose terms a cast to 16 bits rounds alike
+        call = _call((2, 4099), None, first, fill="between_signs", gate="gates", scale="between")
+        cases.append(Case(f"wide_between_{end}", call, cotangent="between_signs"))
     for width, size, first, cast in _MODELS:
         rows = 2**20 // width
         call = _call((rows - 3, width), size, first, cast)

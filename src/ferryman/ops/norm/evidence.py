@@ -101,6 +101,12 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
         add("exact_powers_ragged", (5, 257), fill="powers", eps=0.0, inexact=ragged)
         add("exact_powers_4096", (1021, 4096), tier="standard", fill="powers", eps=0.0, inexact=())
         add("exact_powers_long", (17, 65_536), tier="standard", fill="powers", eps=0.0, inexact=())
+    # long rows, read in parts, whose terms a cast to 16 bits rounds alike; with a large eps little but the mean of the
+    # gradients can be off
+    for name, cotangent, eps in (("wide_between", "between_signs", 1e-6), ("wide_between_eps", "between", 16.0)):
+        add(name, _SHAPES["wide_whole"], fill="between_signs", eps=eps)
+        lines = {n: replace(cases[-1].args[n], fill="between") for n in ("weight", "bias") if n in cases[-1].args}
+        cases[-1] = replace(cases[-1], args={**cases[-1].args, **lines}, cotangent=cotangent)
     add("hidden_4096", (2048, 4096), tier="standard")
     add("hidden_5120_ragged", (1021, 5119), tier="standard")
     add("wide_row", (17, 131_072), tier="standard")

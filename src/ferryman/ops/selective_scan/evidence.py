@@ -85,6 +85,7 @@ def _cases() -> Sequence[Case]:
         "nonfinite_narrow": _call(2, 9, 1, 1, state=True, values="nonfinite"),
         "nonfinite_skip": _call(1, 11, 12, 8, state=True, skip_fill="nonfinite"),
         "no_decay": _call(1, 16, 12, 8, False, dt="step", a="zeros", biased=False),
+        "token_prime": _call(3, 1, 13, 11, state=True),
     }
     exact = {
         "exact_sums": _exact(13, "signs", "zeros"),

@@ -93,6 +93,16 @@ def _full(d: Draw, value: float) -> Tensor:
     return torch.full(d.shape, value, dtype=torch.float64, device=d.device)
 
 
+def _between(d: Draw) -> Tensor:
+    """A number that is a third of a step of float16 above 1, as its square is two thirds: where a term of a long sum is
+    rounded to 16 bits, every term is rounded alike, and the result leans. Errors of random terms would cancel."""
+    return _full(d, 1 + 2.0**-10 / 3)
+
+
+def _in_turn(d: Draw) -> Tensor:
+    return (1.0 - 2.0 * (d.columns() % 2)).double().expand(d.shape)
+
+
 def _bias(d: Draw) -> Tensor:
     return d.normal().masked_fill((d.uniform(3) < 0.25) | (d.rows() % 7 == 3), -math.inf)
 
@@ -105,6 +115,8 @@ FILLS: Mapping[str, Fill] = {
         Fill("weight", "1 + 0.1 normal", lambda d: 1 + 0.1 * d.normal()),
         offset({}),
         Fill("constant", "0.7 everywhere", lambda d: _full(d, 0.7), independent=False),
+        Fill("between", "1 + 2^-10 / 3 everywhere, between two numbers of float16", _between, independent=False),
+        Fill("between_signs", "1 + 2^-10 / 3, + and - in turn", lambda d: _in_turn(d) * _between(d), independent=False),
         Fill("tiny", "2^-20 normal, every fourth element subnormal", _tiny),
         Fill("large", "squares leave float16; about 1e15 in the wider dtypes", _large),
         Fill("huge", "a quarter to a half of the dtype's largest, with signs", _huge),
