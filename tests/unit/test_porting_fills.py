@@ -149,6 +149,26 @@ def test_a_backwards_saved_outputs_are_the_oracles_rounded_to_storage() -> None:
     assert grad.shape == y.shape and not torch.equal(grad, y)
 
 
+def test_an_output_in_an_arguments_place_lies_as_that_argument_does() -> None:
+    op = registry.primitive("cross_entropy_inplace_grad_backward")
+    by_name = {case.name: case for case in cases_of(op)}
+    for name, strides in (("layout_rows", (207, 1)), ("layout_last", (400, 2)), ("prime", (257, 1))):
+        args = arguments(by_name[name], op, torch.float32, 0, torch.device("cpu"))
+        saved = args.buffers["out_logits"].tensor
+        assert saved.stride() == strides, name
+        assert saved.sum(-1).abs().max() < 1e-5, name  # softmax less one label
+
+
+@pytest.mark.parametrize("factor", [1, 2, 128])
+def test_between_is_rounded_alike_by_16_bits_and_so_is_its_square(factor: int) -> None:
+    draw = Draw.of(0, "op", "case", "x", (3, 10), torch.float32, torch.device("cpu"))
+    signed, plain = fill("between_signs").make(draw), fill("between").make(draw)
+    assert torch.equal(signed.abs(), plain) and torch.equal(signed.sum(-1), torch.zeros(3, dtype=torch.float64))
+    for values in (factor * plain, factor * plain.square()):
+        off = (values.half().double() - values) / values
+        assert len(off.unique()) == 1 and off.abs().min() > 3e-4
+
+
 def test_optional_gradients_are_absent_in_every_other_case_and_needs_are_switched() -> None:
     attention = registry.primitive("attention_backward")
     given = [materialise(c, attention, torch.float16)[1] is None for c in cases_of(attention)[:4]]
