@@ -72,6 +72,7 @@ def _loss_cases() -> Sequence[Case]:
     ]
     cases += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]
     cases += [case(f"fill_{fill}", (5, 384), fill=fill) for fill in ("offset", "constant", "moderate", "nonfinite")]
+    cases.append(case("ignored_nonfinite", (40, 3), low=-1, fill="nonfinite"))  # an ignored row may hold anything
     # 2^n rows, and 2^n classes where they are averaged: the means are exact
     for name, shape, tier, smoothing in (
         ("peaks", (8, 257), "small", 0.0),
