@@ -93,6 +93,11 @@ def _cases() -> Sequence[Case]:
         "exact_token": _exact(1, "bits", "far"),
         "exact_layout": _exact(9, "bits", "far", "rows"),
     }
+    # none lies as another does
+    mixed = _call(2, 9, 12, 8, state=True)
+    for name, layout in (("dt", "last"), ("a", "rows"), ("b", "rows"), ("c", "last"), ("z", "rows")):
+        mixed[name] = replace(mixed[name], layout=layout)
+    small["layout_mixed"] = mixed
     standard = {
         "mamba_130m": _call(1, 1021, 1536, 16, own="float32"),
         "mamba_decode": _call(16, 1, 5120, 16, state=True, own="float32"),
