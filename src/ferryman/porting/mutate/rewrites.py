@@ -304,7 +304,7 @@ WRONG = (
         "denominator_in_bfloat16",
         "cast early",
         "softmax's denominator is rounded to bfloat16",
-        _weighing(_amax, lambda e, m: _plain(e, m).to(_BF16).float()),
+        _weighing(_amax, lambda e, m: _plain(e, m).to(_BF16).to(e.dtype)),
     ),
     Rewrite(
         "padding_counted",
@@ -330,7 +330,7 @@ WRONG = (
         "operands_in_bfloat16",
         "cast early",
         "both operands of a product through bfloat16",
-        _multiplying(lambda f, a, b: f(a.to(_BF16).float(), b.to(_BF16).float())),
+        _multiplying(lambda f, a, b: f(a.to(_BF16).to(a.dtype), b.to(_BF16).to(b.dtype))),
     ),
     Rewrite(
         "products_in_float16",
