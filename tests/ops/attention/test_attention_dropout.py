@@ -91,27 +91,6 @@ def test_the_rate_is_the_one_asked_for_and_neighbours_are_independent() -> None:
         assert _is_binomial(int((seen >> bit & 1).sum()), seen.numel(), 0.5), bit
 
 
-def test_the_gradient_is_the_derivative_of_what_is_kept() -> None:
-    """The definition's backward against float64 autograd of a softmax and the pairs of the plain generator."""
-    generator = torch.Generator().manual_seed(3)
-    q, k, v = (
-        torch.randn(2, n, 9, 16, dtype=torch.float64, generator=generator, requires_grad=True) for n in (4, 2, 2)
-    )
-    seeds, p = torch.tensor([11, -4]), 0.4
-    kept = torch.tensor(
-        [[[[not is_dropped(p, int(s), h, i, j) for j in range(9)] for i in range(9)] for h in range(4)] for s in seeds]
-    )
-    s = (q @ k.repeat_interleave(2, 1).mT / 4).masked_fill(torch.ones(9, 9).triu(1).bool(), -math.inf)
-    lse = torch.logsumexp(s, -1)
-    out = (torch.softmax(s, -1) * kept / (1 - p)) @ v.repeat_interleave(2, 1)
-    grads = torch.randn(out.shape, dtype=torch.float64, generator=generator), torch.randn_like(lse)
-    wanted = torch.autograd.grad((out, lse), (q, k, v), grads)
-    given = [x.detach() for x in (*grads, q, k, v, out, lse)]
-    got = BACKWARD.body(*given, True, None, None, 0.0, None, None, None, None, False, p, seeds)
-    for mine, right in zip(got[:3], wanted, strict=True):
-        assert float((mine - right).abs().max()) < SAME
-
-
 def test_forward_and_backward_drop_the_same_under_autograd() -> None:
     q, k, v = (torch.randn(2, n, 40, 32, requires_grad=True) for n in (4, 2, 2))
     seeds = torch.randint(2**63 - 1, (2,))

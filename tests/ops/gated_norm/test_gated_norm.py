@@ -16,55 +16,11 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.bounded import ratio
+from tests.ops.gated_norm.independent import gated_rms_norm as formula
 
 OP, BACKWARD = registry.primitive("gated_rms_norm"), registry.primitive("gated_rms_norm_backward")
 CASES = {case.name: case for case in cases_of(OP)}
 UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-NAMES = tuple(
-    f"{name}_{end}"
-    for name in ("prime", "three_dims", "groups_of_one", "sigmoid", "no_weight", "large_eps")
-    for end in ("norm", "gate")
-)
-
-
-def formula(
-    x: Tensor,
-    z: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    size: int | None,
-    first: bool,
-    cast: bool = False,
-    activation: str = "silu",
-    scale: Callable[[Tensor, float], Tensor] = lambda h, eps: h / (h.pow(2).mean(-1, keepdim=True) + eps).sqrt(),
-) -> Tensor:
-    """Group after group."""
-    a = z * torch.sigmoid(z) if activation == "silu" else torch.sigmoid(z)
-    h = x if first else x * a
-    y = torch.cat([scale(part, eps) for part in h.split(size or max(h.shape[-1], 1), -1)], -1)
-    y = y if weight is None else y * weight
-    return y * a if first else y
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_definition_is_the_formula(name: str) -> None:
-    args = double(materialise(CASES[name], OP, torch.float32, 3))
-    wanted = formula(*args)
-    (terms,) = OP.limits.bound(args, (wanted,))
-    assert ratio(OP.body(*args), wanted, terms, 0.0, 2.0**-53) <= 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_backward_is_autograd_of_the_formula(name: str) -> None:
-    x, z, weight, eps, size, first, _, activation = double(materialise(CASES[name], OP, torch.float32, 3))
-    leaves = [t.clone().requires_grad_() for t in (x, z, weight) if t is not None]
-    y = formula(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, eps, size, first, False, activation)
-    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted = torch.autograd.grad(y, leaves, grad)
-    given = (grad, x, z, weight, eps, size, first, activation)
-    whole = (*wanted, x.new_empty(0))[:3]
-    for got, truth, terms in zip(BACKWARD.body(*given), whole, BACKWARD.limits.bound(given, whole), strict=True):
-        assert got.numel() == 0 or ratio(got, truth, terms, 0.0, 2.0**-53) <= 1
 
 
 @pytest.mark.parametrize("first", [True, False])

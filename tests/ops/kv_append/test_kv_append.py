@@ -10,32 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.kv_append.definition import kv_append
 from ferryman.porting.inputs.cases import cases_of, materialise
+from tests.ops.kv_append.independent import appended
 
 OP = registry.primitive("kv_append")
 CASES = {case.name: case for case in cases_of(OP)}
-
-
-def loop(new: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
-    """Token after token; it shares no code with the definition."""
-    out, size = cache.clone(), cache.shape[1]
-    for token, slot in enumerate(slots.tolist()):
-        if 0 <= slot < cache.shape[0] * size:
-            out[slot // size, slot % size] = new[token]
-    return out
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_definition_and_the_call_write_what_a_loop_writes(name: str) -> None:
     values = materialise(CASES[name], OP, torch.bfloat16)
     k, v, k_cache, v_cache, slots, *_ = values
-    wanted = loop(k, k_cache, slots), loop(v, v_cache, slots)
+    wanted = appended(k, k_cache, slots), appended(v, v_cache, slots)
     for got, want in zip(OP.body(*values), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
     with ferryman.trace() as trace:

@@ -12,27 +12,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.linear_w4.definition import linear_w4
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.ops.linear_w4.independent import linear_w4 as plain
 
 OP = registry.primitive("linear_w4")
 CASES = {case.name: case for case in cases_of(OP)}
 Values = tuple[Any, ...]
-
-
-def plain(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, group: int) -> Tensor:
-    """Python integers, one weight after the other, then PyTorch's linear; it shares no code with the definition."""
-    rows = []
-    for line, row in enumerate(weight.tolist()):
-        values = [nibble for byte in row for nibble in (byte % 16, byte // 16)]
-        rows.append([(value - 8) * float(scales[line, i // group]) for i, value in enumerate(values)])
-    matrix = torch.tensor(rows, dtype=torch.float64).reshape(weight.shape[0], x.shape[-1])
-    return functional.linear(x, matrix, bias)
 
 
 def drawn(name: str, seed: int = 0) -> Values:
@@ -45,13 +35,6 @@ def beyond(got: Tensor, values: Values) -> float:
     (terms,) = OP.limits.bound(values, (exact,))
     room = 2.0**-53 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
     return float(((got - exact).abs() / room).max())
-
-
-@pytest.mark.parametrize("name", ["square", "ragged", "one_group", "group_96", "group_of_six", "three_dims", "vector"])
-def test_the_definition_is_a_product_with_the_unpacked_weight(name: str) -> None:
-    for seed in range(3):
-        values = drawn(name, seed)
-        assert beyond(OP.body(*values), values) <= 1
 
 
 WRONG: dict[str, Callable[[Values], Values]] = {

@@ -17,6 +17,7 @@ from ferryman import ops
 from ferryman.dispatch import cost, rank, registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.ops.moe.independent import grouped_linear as plain
 
 GROUPED = registry.primitive("grouped_linear")
 LAYER = registry.primitive("moe_experts")
@@ -27,29 +28,9 @@ def cases(name: str) -> dict[str, Any]:
     return {case.name: case for case in cases_of(registry.primitive(name))}
 
 
-def plain(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """Row by row: the first expert whose offset is larger than the row's number."""
-    y = torch.zeros(x.shape[0], weight.shape[1], dtype=x.dtype)
-    for row in range(x.shape[0]):
-        owner = next((e for e, end in enumerate(offsets.tolist()) if end > row), None)
-        if owner is not None:
-            y[row] = (weight[owner] * x[row]).sum(-1)
-    return y
-
-
 def inside(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> bool:
     room = unit * (terms["accumulate"] + exact.abs()) + 2.0**-1000
     return bool(((got - exact).abs() <= room).all())
-
-
-@pytest.mark.parametrize("name", ["ragged", "many_experts", "rest_of_the_rows", "hostile", "hostile_many"])
-def test_the_definition_is_a_loop_over_rows(name: str) -> None:
-    values = double(materialise(cases("grouped_linear")[name], GROUPED, torch.float32))
-    exact = plain(*values)
-    (terms,) = GROUPED.limits.bound(values, (exact,))
-    assert inside(GROUPED.body(*values), exact, terms, U)
-    moved = (values[0], values[1].roll(1, 0), values[2])
-    assert not inside(GROUPED.body(*moved), exact, terms, 100 * U)
 
 
 def test_offsets_mean_what_the_docstring_says() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 import ferryman
 from ferryman import ops
@@ -12,6 +11,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.bounded import off
+from tests.ops.moe_permute.independent import moe_combine as summed
 
 PERMUTE, COMBINE = registry.primitive("moe_permute"), registry.primitive("moe_combine")
 U = 2.0**-53
@@ -20,29 +20,6 @@ U = 2.0**-53
 def values(op: str, case: str, dtype: torch.dtype = torch.float32) -> tuple:
     known = registry.primitive(op)
     return materialise(next(c for c in cases_of(known) if c.name == case), known, dtype)
-
-
-@pytest.mark.parametrize("case", ["ragged", "idle_experts", "hostile_ids_of_64_bits", "no_slots"])
-def test_permute_is_a_loop_over_experts_and_slots(case: str) -> None:
-    x, ids, experts = values("moe_permute", case)
-    source = [s for e in range(experts) for s, own in enumerate(ids.flatten().tolist()) if own == e]
-    flat = torch.tensor([e for e in ids.flatten().tolist() if 0 <= e < experts], dtype=torch.int64)
-    rows, offsets, permuted_source = PERMUTE.body(x, ids, experts)
-    assert permuted_source.tolist() == source + [-1] * (ids.numel() - len(source))
-    assert offsets.tolist() == torch.bincount(flat, minlength=experts).cumsum(0).tolist()
-    assert torch.equal(rows[: len(source)], x[[s // ids.shape[1] for s in source]])
-    assert not rows[len(source) :].any()
-
-
-def summed(y: Tensor, source: Tensor, weights: Tensor) -> Tensor:
-    """A slot's row is the last one that names it."""
-    tokens, slots = weights.shape
-    owner = {s: row for row, s in enumerate(source.tolist())}
-    out = torch.zeros(tokens, y.shape[1], dtype=y.dtype)
-    for slot in range(tokens * slots):
-        if slot in owner:
-            out[slot // slots] += weights[slot // slots, slot % slots] * y[owner[slot]]
-    return out
 
 
 @pytest.mark.parametrize("case", ["more_rows", "hostile", "hostile_few", "no_rows"])

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import ferryman
 from ferryman.dispatch import registry
@@ -20,27 +19,11 @@ from ferryman.errors import ArgumentError
 from ferryman.ops.paged_attention import bounds
 from ferryman.ops.paged_attention.definition import paged_attention
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.ops.paged_attention.independent import paged_attention as one_by_one
 
 OP = registry.primitive("paged_attention")
 CASES = {case.name: case for case in cases_of(OP)}
 Values = tuple[Any, ...]
-
-
-def one_by_one(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lengths: Tensor, scale: Any) -> Tensor:
-    """Each sequence's keys by a plain loop, then PyTorch's attention; it shares no code with the definition."""
-    out = torch.zeros_like(q)
-    size, groups = k_cache.shape[1:3]
-    for b in range(len(q)):
-        length = min(int(lengths[b]), table.shape[1] * size)
-        if length <= 0:
-            continue
-        slots = [(int(table[b, t // size]), t % size) for t in range(length)]
-        k, v = (torch.stack([cache[slot] for slot in slots], 1) for cache in (k_cache, v_cache))
-        attended = functional.scaled_dot_product_attention(
-            q[b, :, None], k, v, scale=scale, enable_gqa=groups != q.shape[1]
-        )
-        out[b] = attended[:, 0]
-    return out
 
 
 def drawn(name: str, seed: int = 0) -> Values:
@@ -53,16 +36,6 @@ def beyond(got: Tensor, values: Values) -> float:
     (terms,) = bounds.paged_attention(values, (exact,))
     room = 2.0**-53 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
     return float(((got - exact).abs() / room).max())
-
-
-NAMES = ("ragged", "one_sequence", "heads_alone", "d37", "odd_pages", "pages_of_one", "shared_pages", "scale")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_definition_is_attention_over_the_pages(name: str) -> None:
-    for seed in range(3):
-        values = drawn(name, seed)
-        assert beyond(OP.body(*values), values) <= 1
 
 
 WRONG: dict[str, Callable[[Values], Values]] = {

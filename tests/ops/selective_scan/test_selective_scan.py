@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import ferryman
 from ferryman import ops
@@ -18,51 +17,16 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.bounded import ratio
+from tests.ops.selective_scan import independent
 
 OP = registry.primitive("selective_scan")
 CASES = {case.name: case for case in cases_of(OP)}
-NAMES = ("small", "plain", "state", "ungated", "token", "prime", "layout_rows", "own_float16", "no_decay")
 UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-
-
-def pairs(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None,
-    z: Tensor | None,
-    bias: Tensor | None,
-    state: Tensor | None,
-    softplus: bool,
-) -> Tensor:
-    """y as one sum over pairs of tokens; no state is carried."""
-    step = dt if bias is None else dt + bias
-    step = functional.softplus(step, threshold=700) if softplus else step
-    total = (step[..., None] * a).cumsum(1)  # (B, L, D, N)
-    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[:, :, None, None]
-    apart = (total[:, :, None] - total[:, None]).where(seen, -torch.inf).exp()  # (B, t, s, D, N)
-    y = torch.einsum("btsdn,btn,bsn,bsd->btd", apart, c, b, step * x)
-    if state is not None:
-        y = y + torch.einsum("btdn,btn,bdn->btd", total.exp(), c, state)
-    y = y if d is None else y + d * x
-    return y if z is None else y * z * torch.sigmoid(z)
 
 
 def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     values = materialise(CASES[name], OP, dtype)
     return values, double(values)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_definition_is_the_sum_over_pairs(name: str) -> None:
-    _, wide = taken(name)
-    y, final = OP.body(*wide)
-    (terms, _), exact = OP.limits.bound(wide, (y, final)), pairs(*wide)
-    # exponents are differences of sums here: each is off by the length times a recurrence's
-    room = 2.0**-53 * (terms["accumulate"] + exact.abs()) * 4 * wide[0].shape[1]
-    assert bool(((y - exact).abs() <= room + 1e-300).all())
 
 
 @pytest.mark.parametrize("dtype", UNITS, ids=str)
@@ -106,6 +70,10 @@ def test_channels_before_the_length_are_read_where_they_lie() -> None:
         y, _ = ops.selective_scan(*turned)
     assert list(trace.calls) == [("selective_scan", "torch")] and y.is_contiguous()
     assert ratio(y, exact, OP.limits.bound(wide, (exact, last))[0], 2.0**-24) <= 1
+
+
+def pairs(*args: Any) -> Tensor:
+    return independent.selective_scan(*args)[0]
 
 
 def shifted(at: int, by: int) -> Callable[..., Tensor]:
@@ -218,24 +186,6 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
     ]
     for got, want, terms in zip(gradients, exact, there, strict=True):
         assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
-
-
-@pytest.mark.parametrize("name", LEARNED)
-def test_the_definitions_backward_is_autograd_of_the_sum_over_pairs(name: str) -> None:
-    _, wide = taken(name)
-    given = [v.requires_grad_() if isinstance(v, Tensor) else v for v in wide]
-    leaves = [v for v in given if isinstance(v, Tensor)]
-    y = pairs(*given)
-    weight = torch.cos(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
-    want = torch.autograd.grad(y, leaves, weight)
-    known = dict(zip(OP.names, (v.detach() if isinstance(v, Tensor) else v for v in given), strict=True))
-    args = tuple({"grad_y": weight, "grad_final_state": None, **known}[n] for n in BACKWARD.names)
-    gradients = BACKWARD.body(*args)
-    terms = BACKWARD.limits.bound(args, gradients)
-    there = [i for i, names in enumerate(OP.gradient.owners) if known[names[0]] is not None]
-    for i, exact in zip(there, want, strict=True):
-        room = 2.0**-53 * 64 * (16 + y.shape[1]) * (terms[i]["accumulate"] + exact.abs()) + 1e-300
-        assert bool(((gradients[i] - exact).abs() <= room).all()), OP.gradient.owners[i]
 
 
 def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:

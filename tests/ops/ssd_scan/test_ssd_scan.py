@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import ferryman
 from ferryman import ops
@@ -23,68 +22,16 @@ from ferryman.ops.ssd_scan import bounds
 from ferryman.ops.ssd_scan.definition import ssd_scan
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.bounded import ratio
+from tests.ops.ssd_scan import independent
 
 OP = registry.primitive("ssd_scan")
 CASES = {case.name: case for case in cases_of(OP)}
-NAMES = (
-    "small",
-    "plain",
-    "state",
-    "token",
-    "past_a_chunk",
-    "prime",
-    "layout_rows",
-    "own_float16",
-    "deep_steps",
-    "limits",
-)
 UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-
-
-def pairs(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None,
-    bias: Tensor | None,
-    state: Tensor | None,
-    softplus: bool,
-    y_float32: bool = False,
-    dt_min: float | None = None,
-    dt_max: float | None = None,
-) -> Tensor:
-    """y as one matrix over pairs of tokens; no state is carried."""
-    shared = x.shape[2] // b.shape[2]
-    step = dt if bias is None else dt + bias
-    step = functional.softplus(step, threshold=700) if softplus else step
-    if dt_min is not None:
-        step = torch.where(step < dt_min, dt_min, step)
-    if dt_max is not None:
-        step = torch.where(step > dt_max, dt_max, step)
-    total = (step * a).cumsum(1)  # (B, L, H)
-    apart = (total[:, :, None] - total[:, None]).exp()  # (B, t, s, H)
-    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-    b, c = (m.repeat_interleave(shared, 2) for m in (b, c))
-    weight = torch.where(seen[None, :, :, None], apart, 0.0) * torch.einsum("bthn,bshn->btsh", c, b)
-    y = torch.einsum("btsh,bshp->bthp", weight, step[..., None] * x)
-    if state is not None:
-        y = y + total.exp()[..., None] * torch.einsum("bthn,bhpn->bthp", c, state)
-    return y if d is None else y + d[:, None] * x
 
 
 def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     values = materialise(CASES[name], OP, dtype)
     return values, double(values)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_definition_is_the_sum_over_pairs(name: str) -> None:
-    _, wide = taken(name)
-    y, final = OP.body(*wide)
-    (terms, _), exact = OP.limits.bound(wide, (y, final)), pairs(*wide)
-    assert bool(((y - exact).abs() <= 2.0**-53 * (terms["accumulate"] + exact.abs()) + 1e-300).all())
 
 
 @pytest.mark.parametrize("dtype", UNITS, ids=str)
@@ -104,6 +51,10 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, 2.0**-24) <= 1
     whole, final = ssd_scan(*values)
     assert ratio(whole, exact, terms, UNITS[dtype]) <= 1 and ratio(final, last, state_terms, 2.0**-24) <= 1
+
+
+def pairs(*args: Any) -> Tensor:
+    return independent.ssd_scan(*args)[0]
 
 
 def shifted(at: int, by: int) -> Callable[..., Tensor]:
@@ -237,24 +188,6 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
     ]
     for got, want, terms in zip(gradients, exact, there, strict=True):
         assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
-
-
-@pytest.mark.parametrize("name", LEARNED)
-def test_the_definitions_backward_is_autograd_of_the_sum_over_pairs(name: str) -> None:
-    _, wide = taken(name)
-    given = [v.requires_grad_() if isinstance(v, Tensor) else v for v in wide]
-    leaves = [v for v in given if isinstance(v, Tensor)]
-    y = pairs(*given)
-    weight = torch.cos(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
-    want = torch.autograd.grad(y, leaves, weight)
-    known = dict(zip(OP.names, (v.detach() if isinstance(v, Tensor) else v for v in given), strict=True))
-    args = tuple({"grad_y": weight, "grad_final_state": None, **known}[n] for n in BACKWARD.names)
-    gradients = BACKWARD.body(*args)
-    terms = BACKWARD.limits.bound(args, gradients)
-    there = [i for i, names in enumerate(OP.gradient.owners) if known[names[0]] is not None]
-    for i, exact in zip(there, want, strict=True):
-        room = 2.0**-53 * 64 * (16 + y.shape[1]) * (terms[i]["accumulate"] + exact.abs()) + 1e-300
-        assert bool(((gradients[i] - exact).abs() <= room).all()), OP.gradient.owners[i]
 
 
 def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
