@@ -29,8 +29,8 @@ class Form:
 
     ``...`` stands for some leading dimensions, which all tensors of a case share. Tensors of one ``group`` have one
     fill. ``dtype``: "storage" is the dtype under test. mixed: any float dtype. ``low`` and ``high`` bound integers that
-    no fill makes: numbers or symbols. ``over``: the op writes over it, so that its elements share no memory.
-    ``layouts``: False where the op takes contiguous tensors only.
+    no fill makes: numbers or symbols. ``over``: its elements share no memory: the op writes over it, or what one holds
+    is not right for every other. ``layouts``: False where the op takes contiguous tensors only.
     """
 
     dims: str

@@ -194,7 +194,8 @@ EVIDENCE = (
                 "q": Form("B H D", ("normal", "nonfinite", "integer", "zeros", "constant", "large_logits")),
                 "k_cache": Form("P Z G D", _CACHE, group="cache"),
                 "v_cache": Form("P Z G D", _CACHE, group="cache"),
-                "page_table": Form("B M", ("pages",), dtype="int32"),
+                # its entries share no memory: one that no length reaches, -1 or 2^30, would stand for one that is read
+                "page_table": Form("B M", ("pages",), dtype="int32", over=True),
                 "lengths": Form("B", ("ragged",), dtype="int32", high="most"),
                 "scale": (None, 0.3),
             },
