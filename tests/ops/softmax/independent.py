@@ -23,10 +23,17 @@ def log_sum_exp(x: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, smoothing: float) -> tuple[Tensor, Tensor]:
+    """PyTorch's functional is NaN for a row that holds +inf; its log-sum-exp, and so its loss, is infinite."""
     rows, flat = logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
     counted = flat != ignore_index
     inside = counted & (flat >= 0) & (flat < logits.shape[-1])
-    total = functional.cross_entropy(rows[inside], flat[inside], reduction="sum", label_smoothing=smoothing)
+    if bool((rows == torch.inf).any()):
+        above = log_sum_exp(rows[inside]) - rows[inside][torch.arange(int(inside.sum())), flat[inside]]
+        if smoothing:
+            above = (1 - smoothing) * above + smoothing * (log_sum_exp(rows[inside]) - rows[inside].mean(-1))
+        total = above.sum()
+    else:
+        total = functional.cross_entropy(rows[inside], flat[inside], reduction="sum", label_smoothing=smoothing)
     loss = total / counted.sum() if bool((inside == counted).all()) else total * torch.nan
     return loss, log_sum_exp(logits)
 
