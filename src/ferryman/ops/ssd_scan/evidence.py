@@ -191,7 +191,7 @@ EVIDENCE = (
                 "initial_state": Form("B H P N", _VALUES, optional=True, mixed=True),
                 "dt_softplus": (True, False),
                 "y_float32": (False, True),
-                "dt_min": (None, 0.001, 0.05),  # the second is below most steps
+                "dt_min": (None, 0.001, 0.05),  # a quarter of the steps lies below the second
                 "dt_max": (None, 0.1, float("inf")),
             },
             symbols={
