@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ FILES = sorted(
 )
 
 
+WORD = re.compile(rb"\b(found|made|told|held)\b")
+
+
 def vague(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE:
@@ -28,7 +32,8 @@ def vague(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_local_says_only_how_it_came_about() -> None:
-    names = [f"{path.relative_to(ROOT)}: {name}" for path in FILES for name in vague(ast.parse(path.read_bytes()))]
+    texts = {path.relative_to(ROOT): text for path in FILES if WORD.search(text := path.read_bytes())}
+    names = [f"{path}: {name}" for path, text in texts.items() for name in vague(ast.parse(text))]
     fields = [name for name in names if name.startswith(_FIELDS)]
     assert len(fields) == len(_FIELDS), "a field is gone: take it from the list"
     assert names == fields, "say what it is"
