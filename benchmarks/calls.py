@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -116,6 +117,7 @@ def _attention(sizes: tuple[int, ...], mask: Callable[..., Tensor], backward: bo
     batch, heads, groups, queries, keys, width = sizes
 
     def arguments(device: torch.device) -> tuple[Any, ...]:
+        torch.manual_seed(0)
         generator = torch.Generator(device=device).manual_seed(0)
 
         def rows(count: int, length: int) -> Tensor:
@@ -196,14 +198,15 @@ def ahead(share: int, of: int, todo: list[Call], device: torch.device, adapters:
         plan = _plan(call.op, device, adapters)
         try:
             args = call.arguments(device)
-            for contender in (
-                *runner.implementations(plan, call.op, args),
-                *runner.peer_contenders(plan, call.op, args),
-            ):
-                if contender.skipped is None:
-                    contender.call_of(rotation.spared(call.op, args))()
-        except RuntimeError:  # no room beside the others, or a peer's own fault: its own turn tells
-            torch.cuda.empty_cache()
+            contenders = [c for c in _contenders(plan, call.op, args) if c.skipped is None]
+        except torch.OutOfMemoryError:  # no room beside the others: its own turn tells
+            contenders = []
+        for contender in contenders:
+            try:
+                contender.call_of(rotation.spared(call.op, args))()
+            except Exception as error:  # noqa: BLE001 - a library's own; the row says it when its turn comes
+                sys.stderr.write(f"{call.op.name} {call.case}, {contender.name}: {failure(error, device)}\n")
+        torch.cuda.empty_cache()
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -223,7 +226,10 @@ def markdown(document: dict[str, Any]) -> str:
             f"**{name} {us:,.1f}**" if name == row["choice"] else f"{name} {us:,.1f}"
             for name, us in sorted(row["us"].items(), key=lambda item: item[1])
         ]
+        times += [f"{name}: {row['skipped'][name]}" for name in PEERS if name in row["skipped"]]
         lines.append(f"| {row['op']} | {row['case']} | {', '.join(times)} | {row['noise']:.1%} |")
+    if document.get("left"):
+        lines += ["", f"Left when time was up: {'; '.join(document['left'])}"]
     return "\n".join(lines)
 
 
@@ -236,6 +242,7 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, default=0, metavar="N")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    os.environ["FERRYMAN_LOCKFILE"] = "none"  # of its processes, too
     if asked.show:
         print(markdown(files.document(asked.show)))
         return
@@ -253,12 +260,15 @@ def main() -> None:
         for k in range(asked.ahead)
     ]
     for child in children:
-        child.wait()
-    document: dict[str, Any] = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__, "rows": []}
+        if child.wait():
+            sys.stderr.write(f"a process that runs calls once ended with code {child.returncode}\n")
+    document: dict[str, Any] = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    document |= {"rows": [], "left": []}
     with quiet():
         for call in todo:
             if time.monotonic() - began > asked.seconds:
-                break
+                document["left"].append(f"{call.op.name} {call.case}")
+                continue
             try:
                 row = timed(call, device, adapters)
             except Exception as error:  # noqa: BLE001 - no memory, mostly: the other calls are timed; a lost device rises

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import math
 import signal
 import sys
@@ -41,7 +40,7 @@ import torch
 from dispatch_regret.drawing import Cell
 from dispatch_regret.processes import compile_ahead, plan_of, supervise, work
 from dispatch_regret.report import as_json, markdown, unmet
-from ferryman import settings
+from ferryman import files, settings
 from ferryman.cli import documents
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import lockfile, lockfile_document
@@ -126,21 +125,32 @@ def regions(document: lockfile_document.Lockfile | None) -> str:
     return f"{text} ({len(others)} more do not hold any longer)" if others else text
 
 
-def _resumed(given: argparse.Namespace, todo: Sequence[Cell]) -> list[dict[str, Any]]:
-    """The cells of an earlier sitting. Raises ResultError where they are not of this draw."""
+def _resumed(given: argparse.Namespace, todo: Sequence[Cell], profile: Profile, tuned: str) -> list[dict[str, Any]]:
+    """The cells of an earlier sitting. Raises ResultError where they are not of this draw, device and lockfile."""
     if given.resume is None:
         return []
     known = {(cell.op.name, cell.case.name) for cell in todo}
     try:
-        document: dict[str, Any] = json.loads(given.resume.read_text(encoding="utf-8"))
+        document: dict[str, Any] = files.document(given.resume)
         judged: list[dict[str, Any]] = document["cells"]
         earlier = [(cell["op"], cell["case"]) for cell in judged]
-        of_draw = document["environment"]["seed"] == given.seed and known.issuperset(earlier)
-        same = of_draw and len(set(earlier)) == len(earlier)
+        facts = document["environment"]
+        asked = {"seed": given.seed, "profile": profile.name, "dtype": given.dtype, "lockfile": tuned}
+        was = {
+            "seed": facts["seed"],
+            "profile": facts["profile"],
+            "dtype": document["dtype"],
+            "lockfile": document["tuned"],
+        }
+        other = {name: (was[name], asked[name]) for name in asked if was[name] != asked[name]}
+        same = known.issuperset(earlier) and len(set(earlier)) == len(earlier)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResultError(
             f"--resume {given.resume}: required: a document of benchmarks/regret.py; {error!r}"
         ) from error
+    if other:
+        differing = "; ".join(f"{name} {before}, asked for {now}" for name, (before, now) in other.items())
+        raise ResultError(f"--resume {given.resume} is of another run: {differing}")
     if not same:
         raise ResultError(f"--resume {given.resume} is of another draw; name its --seed, --cells, --op and --grid")
     return judged
@@ -161,7 +171,7 @@ def _run(given: argparse.Namespace) -> None:
         if path is not None:
             documents.require_writable(path, option)
     start = time.monotonic()
-    before = _resumed(given, todo)
+    before = _resumed(given, todo, profile, regions(document))
 
     def environment() -> results.Environment:
         return results.environment(plan.device, profile, given.seed, given.grid, time.monotonic() - start)
@@ -169,7 +179,9 @@ def _run(given: argparse.Namespace) -> None:
     def keep(judged: Sequence[dict[str, Any]]) -> None:
         if given.json is not None:
             facts = environment().model_dump(mode="json")
-            documents.write(given.json, as_json(facts, given.dtype, judged, len(todo) - len(judged)), "--json")
+            documents.write(
+                given.json, as_json(facts, given.dtype, judged, len(todo) - len(judged), regions(document)), "--json"
+            )
 
     judged, left = supervise(given, todo, before, keep)
     if not judged:
@@ -186,7 +198,9 @@ def _run(given: argparse.Namespace) -> None:
     if given.markdown is not None:
         documents.write(given.markdown, text, "--markdown")
     if given.json is not None:
-        documents.write(given.json, as_json(facts.model_dump(mode="json"), given.dtype, judged, left), "--json")
+        documents.write(
+            given.json, as_json(facts.model_dump(mode="json"), given.dtype, judged, left, regions(document)), "--json"
+        )
     if given.require and (failures := unmet(judged)):
         raise SystemExit("regret: " + "; ".join(failures))
 

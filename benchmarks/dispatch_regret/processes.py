@@ -23,7 +23,7 @@ import torch
 
 from dispatch_regret.drawing import Cell, cells
 from dispatch_regret.judging import IN_TIME, NOT_PREPARED, judge
-from ferryman import settings
+from ferryman import files, settings
 from ferryman.cli import calls
 from ferryman.cli.place import place
 from ferryman.dispatch import registry, select
@@ -94,7 +94,7 @@ def plan_of(given: argparse.Namespace) -> tuple[runner.Plan, list[Cell]]:
 def _cells_of(path: Path) -> set[tuple[str, str]]:
     """(op, case) of every cell of a document that this script wrote. Raises ResultError."""
     try:
-        return {(str(cell["op"]), str(cell["case"])) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+        return {(str(cell["op"]), str(cell["case"])) for cell in files.document(path)["cells"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ResultError(f"--unlike {path}: required: a document of benchmarks/regret.py; {reason}") from error
@@ -209,7 +209,7 @@ def supervise(
     with tempfile.TemporaryDirectory(prefix="ferryman-regret-") as name:
         folder, said = Path(name), list[ahead.Done]()
         prepare_seconds = given.prepare_seconds
-        if left and given.ahead > 0 and torch.cuda.is_available():
+        if left and given.ahead > 0 and place(given.device, "regret").startswith("cuda"):
             said = _ahead(given, folder, environment, left)
             left = ordered(left, said)
             prepare_seconds = prepare_seconds or 0.0

@@ -143,13 +143,14 @@ def _beside_peers(judged: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def as_json(environment: dict[str, Any], dtype: str, judged: Sequence[dict[str, Any]], left: int) -> str:
-    """The document. left: cells that were not judged (yet)."""
+def as_json(environment: dict[str, Any], dtype: str, judged: Sequence[dict[str, Any]], left: int, tuned: str) -> str:
+    """The document. left: cells that were not judged (yet). tuned: what `regions` says of the lockfile."""
     whole = {
         "kind": "ferryman-regret",
         "version": 1,
         "environment": environment,
         "dtype": dtype,
+        "tuned": tuned,
         "noise_limit": NOISE_LIMIT,
         "left": left,
         "halves": summary(judged, half_of),

@@ -196,8 +196,12 @@ def test_a_run_that_is_stopped_leaves_what_it_judged_and_another_goes_on(
     assert stopped.returncode == 143 and len(partial["cells"]) + partial["left"] == 40
     assert partial["cells"] and partial["left"]
     assert {"inputs", "preparing", "making ready", "trials"} <= set(partial["cells"][0]["parts"])
-    given = (*arguments, "--resume", out, "--json", tmp_path / "other.json", "--seed", "6")
-    assert run(regret, monkeypatch, *given) == 2 and "is of another draw" in capsys.readouterr().err
+    given = (*arguments, "--resume", out, "--json", tmp_path / "other.json", "--seed")
+    for more, message in (
+        (("6",), "seed 5, asked for 6"),
+        (("5", "--dtype", "f16"), "dtype f32, asked for f16"),
+    ):
+        assert run(regret, monkeypatch, *given, *more) == 2 and message in capsys.readouterr().err
     subprocess.run([*command, "--resume", str(out)], capture_output=True, env=environment, check=True)
     whole = json.loads(out.read_text())
     assert whole["left"] == 0 and whole["cells"][: len(partial["cells"])] == partial["cells"]

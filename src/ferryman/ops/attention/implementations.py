@@ -134,6 +134,7 @@ def _queries(view: View) -> int:
 _HIDING = (
     dtypes("mask", torch.bool),
     threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements),
+    at_most("q.shape[-1]", 128),
 )
 _FEW_ON_A_CACHE = (
     *_HIDING,
@@ -310,7 +311,7 @@ IMPLEMENTATIONS = menu(
         name="triton.masked",
         where="masked_kernels:attention",
         when=(*_DOT, _MASKED),
-        leads=(*_FEW_ON_A_CACHE, at_most("q.shape[-1]", 128)),
+        leads=_FEW_ON_A_CACHE,
         roundings=("p",),
         replayable=True,
         partial=True,

@@ -43,17 +43,17 @@ def compile_cells(folder: Path, name: str, plan: runner.Plan, cells: Sequence[tu
     with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
         for part in PARTS:
             for index, op, case in cells:
-                wants = wants_preparing(plan, op, case)
-                if (part == "prepared" and not wants) or not _taken(folder, part, index):
-                    continue
-                start, failed = time.monotonic(), None
+                start, wants, failed = time.monotonic(), False, None
                 try:
+                    wants = wants_preparing(plan, op, case)
+                    if (part == "prepared" and not wants) or not _taken(folder, part, index):
+                        continue
                     failed = _kernels(plan, op, case) if part == "kernels" else _prepared(plan, op, case)
                 except Exception as error:  # noqa: BLE001 - no room beside the others, mostly: its own turn tells
                     failed = failure(error, plan.device)
                 if plan.device.type == "cuda":
-                    if device_lost(plan.device) is not None:
-                        return
+                    if (lost := device_lost(plan.device)) is not None:
+                        raise SystemExit(f"the device serves nothing more: {lost}")
                     torch.cuda.empty_cache()
                 done = Done(part, index, round(time.monotonic() - start, 3), failed, wants)
                 file.write(json.dumps(dataclasses.asdict(done)) + "\n")

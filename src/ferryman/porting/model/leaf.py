@@ -96,9 +96,9 @@ def _names_read(kind: Any, code: Any) -> frozenset[str]:
     names: set[str] = set()
     for base in itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__):
         for value in vars(base).values():
-            function = _function_of(value)
-            for code in [] if function is None else _codes(function):
-                names.update(code.co_names)
+            for function in _with_enclosed(_function_of(value)):
+                for code in _codes(function):
+                    names.update(code.co_names)
     return frozenset(names)
 
 
@@ -117,6 +117,7 @@ def _names_reached(kind: Any, code: Any) -> frozenset[str]:
         if function is None or function in visited:
             continue
         visited.add(function)
+        pending += _with_enclosed(function)
         for part in _codes(function):
             texts = {c for c in part.co_consts if isinstance(c, str) and c.isidentifier()}
             for name in {*part.co_names, *texts} - names:
@@ -130,6 +131,21 @@ def _function_of(value: Any) -> types.FunctionType | None:
     part = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     inner = inspect.unwrap(part) if callable(part) else None
     return inner if isinstance(inner, types.FunctionType) else None
+
+
+def _with_enclosed(function: types.FunctionType | None) -> list[types.FunctionType]:
+    """A function, and those that it closes over, as a decorator's does without `functools.wraps`."""
+    functions = [] if function is None else [function]
+    for one in functions:
+        for cell in one.__closure__ or ():
+            try:
+                enclosed = cell.cell_contents
+            except ValueError:  # nothing is in it yet
+                continue
+            inner = None if trusted(enclosed) else _function_of(enclosed)
+            if inner is not None and inner not in functions:
+                functions.append(inner)
+    return functions
 
 
 def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
@@ -157,14 +173,26 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
         if not name.isidentifier() or not _literal(value) or len(repr(value)) > _LONGEST:
             kept = f"{type(value).__name__} {name}"
             raise Unproven(f"its forward reads its {kept}, which may change in place, and no cheap test shows that")
-        pairs = isinstance(value, dict) and len(value) > 1  # in another order they are equal, too
-        tests.append(f"[*self.{name}.items()] == {[*value.items()]!r}" if pairs else f"self.{name} == {value!r}")
+        tests.append(f"ferryman_same(self.{name}, {value!r})")
     for path, child in module._modules.items():
         if child is not None and path in reached and path.isidentifier():
             read = names_reached(type(child))
             settings = [(n, v) for n, v in _settings(child) if n in read and n.isidentifier() and _literal(v)]
-            tests += [f"self.{path}.{n} == {v!r}" for n, v in settings]
+            tests += [f"ferryman_same(self.{path}.{n}, {v!r})" for n, v in settings]
     return tuple(tests)
+
+
+def same(value: Any, before: Any) -> bool:
+    """Whether a plain value, or a list, tuple, set or dict of such, is another in nothing: types, signs, order."""
+    if type(value) is not type(before):
+        return False
+    if isinstance(before, dict):
+        return same([*value.items()], [*before.items()])
+    if isinstance(before, list | tuple):
+        return len(value) == len(before) and all(map(same, value, before))
+    if isinstance(before, float):
+        return bool(value == before) and math.copysign(1.0, value) == math.copysign(1.0, before)
+    return bool(value == before)
 
 
 _LONGEST = 200  # characters of contents that a call compares

@@ -22,7 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from ferryman import ops
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import source
-from ferryman.porting.model.leaf import is_setting
+from ferryman.porting.model.leaf import is_setting, same
 
 # What an op takes as it is. A subclass that arrives after porting (a quantised or a distributed tensor) is its module's
 # own affair.
@@ -63,7 +63,13 @@ def known(kind: Any, guards: Sequence[tuple[str, bool]], code: Sequence[str]) ->
     """What the code's names mean."""
     names = source.names_read(kind.forward, [text for text, _ in guards])
     _, current = source.still(kind, code)
-    ours = {"ops": ops, "torch": torch, "ferryman_plain": PLAIN, "ferryman_refused": ArgumentError}
+    ours = {
+        "ops": ops,
+        "torch": torch,
+        "ferryman_plain": PLAIN,
+        "ferryman_refused": ArgumentError,
+        "ferryman_same": same,
+    }
     return names | ours | current
 
 
@@ -81,6 +87,9 @@ def forward(
     the class has then, serves the other calls."""
     names, ours = ", ".join(parameters), ", ".join(inputs)
     lines = [*([] if names == ours else [f"{ours} = {names}"]), *before, f"if {asked}:", *attempt(expression)]
+    own = next(iter(inspect.signature(kind.forward).parameters), "self")  # what guards call the module
+    if own != "self" and own.isidentifier():
+        lines.insert(0, f"{own} = self")
     signature = inspect.signature(kind.forward if served is None else served)
     may = signature.parameters  # be left out
     declared = ", ".join(

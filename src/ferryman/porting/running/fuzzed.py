@@ -274,7 +274,8 @@ def _reasons(rows: Sequence[Row], cells: Sequence[Cell]) -> list[NotRun]:
         mine = [c for c in cells if (c.op, c.implementation, c.verdict) == (row.op, row.implementation, "NOT_RUN")]
         counts = Counter(c.reason or "no reason given" for c in mine if c.case != ALL)
         rest = row.not_run - counts.total()
-        counts.update({c.reason: rest for c in mine if c.case == ALL and c.reason})
+        why = next((c.reason for c in mine if c.case == ALL and c.reason), "its process ended before them")
+        counts.update({why: rest} if rest > 0 else {})
         reasons += [
             NotRun(op=row.op, implementation=row.implementation, cases=n, reason=reason) for reason, n in counts.items()
         ]
