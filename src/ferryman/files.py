@@ -47,9 +47,7 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
 def document(path: Path, most: int = MOST_BYTES, values: int = MOST_VALUES) -> Any:
     """A JSON file, or one that gzip packed, parsed. Raises Unreadable."""
     try:
-        data = read(path, most)
-        if data.startswith(_GZIP):
-            data = _unpacked(data, most)
+        data = unpacked(read(path, most), most)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise Unreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
@@ -58,8 +56,11 @@ def document(path: Path, most: int = MOST_BYTES, values: int = MOST_VALUES) -> A
         raise Unreadable(f"{path} is not JSON: {error}") from error
 
 
-def _unpacked(data: bytes, most: int) -> bytes:
-    """What gzip packed. Raises ValueError: damaged, cut, with more behind it, or larger than ``most``."""
+def unpacked(data: bytes, most: int = MOST_BYTES) -> bytes:
+    """What gzip packed, or the bytes themselves. Raises ValueError: damaged, cut, with more behind it, or larger than
+    ``most``."""
+    if not data.startswith(_GZIP):
+        return data
     inflater = zlib.decompressobj(wbits=31)
     try:
         text = inflater.decompress(data, most + 1)

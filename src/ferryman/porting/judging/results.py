@@ -260,7 +260,7 @@ def load(path: str | Path) -> Results:
     """A result document from a file. Raises ResultError: too large, not JSON, from a newer schema, or inconsistent."""
     path = Path(path)
     try:
-        data = files.read(path)
+        data = files.unpacked(files.read(path))
         files.counted(data)
         raw = _parsed(data)
     except OSError as error:
