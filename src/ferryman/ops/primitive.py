@@ -86,6 +86,7 @@ class Case:
     ``exact``: every partial result is representable whatever the order, so the result must be the oracle's, rounded,
     bit for bit (gate G1). ``inexact``: for what that does not hold: outputs (of the op or its backward), storage
     dtypes, declared roundings and accumulation classes. ``cotangent``: the fill of the gradients that a backward gets.
+    ``saved``: the layout of a saved output that stands in an argument's place, for a backward.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Case:
     exact: bool = False
     inexact: tuple[str, ...] = ()
     cotangent: str | None = None
+    saved: str = "contiguous"
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,8 @@ def gated_rms_norm_backward(
     An empty tensor stands for grad_weight where there is no weight. What the forward rounds on the way counts as it is.
     """
     g, h, z = wide(grad), wide(x), wide(gate)
-    s = torch.sigmoid(z)
-    a, slope = (z * s, s * (1 + z * (1 - s))) if activation == "silu" else (s, s * (1 - s))
+    s, rest = torch.sigmoid(z), torch.sigmoid(-z)  # in float32 1 - s has no digits left where s is near 1
+    a, slope = (z * s, s * (1 + z * rest)) if activation == "silu" else (s, s * rest)
     came = g * a if norm_before_gate else g
     u = _groups(h if norm_before_gate else h * a, group_size)
     r = torch.rsqrt(u.square().mean(-1, keepdim=True) + eps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -47,7 +48,7 @@ def _softmax_cases() -> Sequence[Case]:
     return cases
 
 
-def _loss_cases() -> Sequence[Case]:
+def _loss_cases(over: bool = False) -> Sequence[Case]:
     def case(
         name: str, shape: tuple[int, ...], tier: str = "small", smoothing: float = 0.0, low: int = 0, **spec: Any
     ) -> Case:
@@ -71,6 +72,8 @@ def _loss_cases() -> Sequence[Case]:
         case("smoothing_ignored", (40, 6), smoothing=0.3, low=-1),
     ]
     cases += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]
+    laid_out = [replace(case(f"saved_{layout}", (6, 200), layout=layout), saved=layout) for layout in ("rows", "last")]
+    cases += laid_out if over else []
     cases += [case(f"fill_{fill}", (5, 384), fill=fill) for fill in ("offset", "constant", "moderate", "nonfinite")]
     cases.append(case("ignored_nonfinite", (40, 3), low=-1, fill="nonfinite"))  # an ignored row may hold anything
     # 2^n rows, and 2^n classes where they are averaged: the means are exact
@@ -165,7 +168,7 @@ def _loss_domain(over: bool) -> Domain:
 def _loss_evidence(op: str, over: bool) -> Evidence:
     return Evidence(
         op=op,
-        cases=_loss_cases,
+        cases=functools.partial(_loss_cases, over),
         fuzz=_loss_domain(over),
         fills=(Fill("peaks", "one small integer a row, -128 and less elsewhere", _peaks, False),),
         bench=_loss_bench,

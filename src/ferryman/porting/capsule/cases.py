@@ -61,6 +61,7 @@ def recorded(primitive: Primitive, case: Case) -> CaseRecord:
         exact=case.exact,
         inexact=list(case.inexact),
         cotangent=case.cotangent,
+        saved=case.saved,
         args=args,
     )
 
@@ -75,7 +76,7 @@ def case_of(record: CaseRecord) -> Case:
             args[name] = getattr(torch, value.scalar_type)
         else:
             args[name] = value
-    return Case(record.case, args, record.tier, record.exact, tuple(record.inexact), record.cotangent)
+    return Case(record.case, args, record.tier, record.exact, tuple(record.inexact), record.cotangent, record.saved)
 
 
 @cache

@@ -64,6 +64,7 @@ class CaseRecord(Part):
     exact: bool = False
     inexact: list[Name] = Field(default=[], max_length=64)
     cotangent: Name | None = None
+    saved: Name = "contiguous"
     args: dict[Identifier, Argument] = Field(max_length=64)
 
 

@@ -153,8 +153,7 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
     saved = dict(zip(forward.outputs, zip(outputs, declared, strict=True), strict=True))
     gradients = output_gradients(primitive, forward)
     first = specs_of(case)[0]
-    # an output that stands in an argument's place lies as that argument does
-    in_place = {o: a.layout for n, o in forward.mutates.items() if isinstance(a := case.args[n], TensorSpec)}
+    in_place = set(forward.mutates.values())
     values: list[Any] = []
     buffers: dict[str, Buffer] = {}
     for name in primitive.names:
@@ -176,7 +175,7 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
         elif (output := name.removeprefix("out_") if name not in saved else name) in saved:
             exact, like = saved[output]
             model = like.dim() == 4 and not like.is_contiguous()
-            layout = in_place.get(output, "heads" if model else "contiguous")
+            layout = case.saved if output in in_place else "heads" if model else "contiguous"
             buffers[name] = Buffer.around(exact, like.dtype, layout)
         else:
             values.append(case.args[name] if name in case.args else primitive.added[name])
