@@ -12,7 +12,6 @@ from ferryman.ops.clauses import (
     View,
     absent,
     at_least,
-    at_most,
     compiled,
     dtypes,
     feature,
@@ -134,7 +133,7 @@ def _queries(view: View) -> int:
 _HIDING = (
     dtypes("mask", torch.bool),
     threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements),
-    at_most("q.shape[-1]", 128),
+    threshold("attention.masked.width", "head size", ("q.shape",), lambda v: v.args["q"].shape[3], most=True),
 )
 _FEW_ON_A_CACHE = (
     *_HIDING,

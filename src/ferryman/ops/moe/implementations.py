@@ -8,7 +8,6 @@ from ferryman.ops.clauses import (
     Clause,
     View,
     absent,
-    at_least,
     dtypes,
     feature,
     multiple_of,
@@ -63,7 +62,10 @@ def _wide() -> Clause:
 
 
 # Without a gate, a step beside the products reads and writes the result once: 4 bytes against 2 K operations.
-_LINEAR_LEADS = (_many("x", "weight"), at_least("weight.shape[2]", 512))
+_LINEAR_LEADS = (
+    _many("x", "weight"),
+    threshold("moe.grouped_mm.columns", "columns of a weight", ("weight.shape",), lambda v: v.args["weight"].shape[2]),
+)
 _LEADS = (_many("topk_ids", "down"), _wide())
 
 IMPLEMENTATIONS = menu(
