@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 from dispatch_regret.drawing import Cell
+from ferryman import settings
 from ferryman.dispatch import lockfile, preparing, registry, select
 from ferryman.dispatch.state import State
 from ferryman.ops.primitive import Primitive
@@ -20,8 +24,23 @@ NOT_PREPARED = "not compiled ahead"
 IN_TIME = f"{NOT_PREPARED}: no time was left (--ahead-seconds, --prepare-seconds)"
 
 
+@contextlib.contextmanager
+def without_lockfile() -> Iterator[None]:
+    """Dispatch as on a device where nothing was tuned."""
+    before = os.environ.get("FERRYMAN_LOCKFILE")
+    os.environ["FERRYMAN_LOCKFILE"] = str(settings.NO_LOCKFILE)
+    lockfile.forget()
+    try:
+        yield
+    finally:
+        os.environ.pop("FERRYMAN_LOCKFILE")
+        if before is not None:
+            os.environ["FERRYMAN_LOCKFILE"] = before
+        lockfile.forget()
+
+
 def judge(plan: runner.Plan, cell: Cell, laps: Laps, unprepared: str = IN_TIME) -> dict[str, Any]:
-    """What dispatch chooses for a cell, and what every implementation takes.
+    """What dispatch chooses for a cell with its lockfile and without, and what every implementation takes.
 
     laps: of the parts of this work. unprepared: why what serves prepared calls only is left out, where it is.
     """
@@ -33,6 +52,8 @@ def judge(plan: runner.Plan, cell: Cell, laps: Laps, unprepared: str = IN_TIME) 
     laps.end("preparing")
     decision = select.select(op, sets[0], profile, PLAIN)
     chosen = decision.implementation.name
+    with without_lockfile():
+        untuned = select.select(op, sets[0], profile, PLAIN).implementation.name
     entries = lockfile.entries(op.name, profile)
     record: dict[str, Any] = {
         "op": op.name,
@@ -48,7 +69,7 @@ def judge(plan: runner.Plan, cell: Cell, laps: Laps, unprepared: str = IN_TIME) 
     )  # the noise is the first's
     fused = [c for c in contenders if not _composed(op, c)]
     if any(c.skipped is None for c in fused):  # nobody would choose what writes its scores to memory
-        contenders = [c for c in contenders if c in fused or c.name == chosen]
+        contenders = [c for c in contenders if c in fused or c.name in (chosen, untuned)]
     if not plan.prepares:
         served = {line.name for line in preparing.preparable(op, sets[0], profile)}
         for contender in contenders:
@@ -81,15 +102,13 @@ def judge(plan: runner.Plan, cell: Cell, laps: Laps, unprepared: str = IN_TIME) 
     outside = {c.name: statistics.median(c.trials) for c in racing if c.role == "peer"}
     every = {c.name: statistics.median(c.trials) for c in racing if c.role != "peer"}
     seconds = {c.name: every[c.name] for c in kept if c.role != "peer"}
-    order = select.preferred(op, profile)
-    preferred = next((n for n in order if n in every), chosen)
     return record | {
         "seconds": seconds,
         "hopeless": {n: s for n, s in every.items() if n not in seconds},
         "noise": noise,
         "regret": every[chosen] / min(every.values()) - 1,
-        "preferred": preferred,
-        "regret_of_preference": every[preferred] / min(every.values()) - 1,
+        "untuned_choice": untuned,
+        "regret_without_lockfile": every[untuned] / min(every.values()) - 1 if untuned in every else None,
         "predicted_seconds": decision.seconds.get(chosen),
         "peers": outside,
         "untrusted": untrusted,

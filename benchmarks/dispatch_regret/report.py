@@ -13,6 +13,7 @@ from dispatch_regret.judging import NOT_PREPARED
 NOISE_LIMIT = 0.03
 LIMITS = {"tuned": (0.01, 0.05, 0.30), "untuned": (0.02, 0.10, 0.30)}  # median, p95 and the worst that are allowed
 _LIMITED = ("median", "p95", "most")
+WITHOUT = "regret_without_lockfile"
 NOT_SLOWER = 0.95  # of a peer's speed
 Why = Literal["counts", "failed", "no choice", "noisy", "untrusted"]
 
@@ -34,7 +35,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(judged: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, Any]]:
-    """Median and p95 of the regret for groups of cells, what preference alone would have cost, what was left out."""
+    """Median, p95 and the worst regret of groups of cells, with the lockfile and without it, what was left out."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for cell in judged:
         groups.setdefault(of(cell), []).append(cell)
@@ -45,8 +46,10 @@ def summary(judged: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], str
             by[standing(cell)] = by.get(standing(cell), 0) + 1
         counted = [cell for cell in members if standing(cell) == "counts"]
         row: dict[str, Any] = {"cells": len(members), **by}
-        for key in ("regret", "regret_of_preference", "noise") if counted else ():
-            values = [cell[key] for cell in counted]
+        for key in ("regret", WITHOUT, "noise"):
+            values = [cell[key] for cell in counted if cell.get(key) is not None]
+            if not values:
+                continue
             row[key] = {"median": statistics.median(values), "p95": percentile(values, 0.95), "most": max(values)}
         rows[name] = row
     return rows
@@ -66,8 +69,8 @@ def markdown(judged: Sequence[dict[str, Any]], left: int, title: str) -> str:
     for head, of in (("shapes", half_of), ("order from", source_of), ("op", lambda cell: str(cell["op"]))):
         lines += [
             f"| {head} | cells | count | noisy | no choice | failed or untrusted | regret: median | p95 | most "
-            "| preference alone: median | p95 | noise: median | p95 |",
-            "|---" * 13 + "|",
+            "| without a lockfile: median | p95 | most | noise: median | p95 |",
+            "|---" * 14 + "|",
         ]
         for name, row in summary(judged, of).items():
             numbers = [
@@ -81,8 +84,9 @@ def markdown(judged: Sequence[dict[str, Any]], left: int, title: str) -> str:
                     ("regret", "median"),
                     ("regret", "p95"),
                     ("regret", "most"),
-                    ("regret_of_preference", "median"),
-                    ("regret_of_preference", "p95"),
+                    (WITHOUT, "median"),
+                    (WITHOUT, "p95"),
+                    (WITHOUT, "most"),
                     ("noise", "median"),
                     ("noise", "p95"),
                 )
@@ -94,6 +98,13 @@ def markdown(judged: Sequence[dict[str, Any]], left: int, title: str) -> str:
         measured = "nothing to judge" if regret is None else ", ".join(f"{regret[k]:.1%}" for k in _LIMITED)
         lines.append(
             f"{half}: median, p95 and worst {measured}; allowed: {', '.join(f'{limit:.0%}' for limit in limits)}"
+        )
+    without = summary(judged, lambda cell: "all").get("all", {}).get(WITHOUT)
+    if without is not None:
+        lines.append(
+            "all, by what dispatch takes without a lockfile: median, p95 and worst "
+            f"{', '.join(f'{without[k]:.1%}' for k in _LIMITED)}; allowed: "
+            f"{', '.join(f'{limit:.0%}' for limit in LIMITS['untuned'])}"
         )
     lines += _beside_peers(judged)
     lines += _not_prepared(judged)

@@ -73,7 +73,7 @@ def judged(half: str, regret: float, noise: float = 0.01, **more: Any) -> dict[s
         "noise": noise,
         "seconds": {"a": 1 + regret, "b": 1.0},
         "hopeless": {},
-        "regret_of_preference": 0.5,
+        "regret_without_lockfile": 0.5,
         "untrusted": [],
     }
     return cell | more
@@ -121,6 +121,16 @@ def test_every_drawn_shape_is_a_call_that_its_op_takes(drawing: ModuleType) -> N
             assert named is not None and named(case.name) == case  # what the fit of the cost model reads again
 
 
+def test_the_choice_without_the_lockfile_is_asked_for_beside(
+    judging: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(tmp_path / "none-here.json"))
+    with pytest.raises(ZeroDivisionError), judging.without_lockfile():
+        assert settings.get("lockfile") == settings.NO_LOCKFILE
+        raise ZeroDivisionError
+    assert settings.get("lockfile") == tmp_path / "none-here.json"
+
+
 def test_what_counts(report: ModuleType) -> None:
     assert report.standing(judged("tuned", 0.0)) == "counts"
     assert report.standing(judged("tuned", 0.0, noise=0.031)) == "noisy"
@@ -135,13 +145,14 @@ def test_medians_and_percentiles_of_what_counts(report: ModuleType) -> None:
     cells += [judged("untuned", 0.02), judged("untuned", 9.0, noise=0.5), {"op": "x", "case": "c", "failed": "no room"}]
     summary = report.summary(cells, report.half_of)
     assert summary["tuned"]["regret"] == {"median": 0.1, "p95": 0.19, "most": 0.2}
-    assert summary["tuned"]["noise"]["median"] == 0.01 and summary["tuned"]["regret_of_preference"]["p95"] == 0.5
+    assert summary["tuned"]["noise"]["median"] == 0.01 and summary["tuned"]["regret_without_lockfile"]["p95"] == 0.5
     assert summary["untuned"]["counts"] == 1 and summary["untuned"]["noisy"] == 1
     assert summary["untuned"]["regret"]["most"] == 0.02  # the noisy one is left out
     assert summary["failed"] == {"cells": 1, "failed": 1}
     assert report.percentile([3.0, 1.0, 2.0], 0.95) == 3.0 and report.percentile([1.0], 0.5) == 1.0
     text = report.markdown(cells, 7, "A device")
     assert "tuned: median, p95 and worst 10.0%, 19.0%, 20.0%; allowed: 1%, 5%, 30%" in text
+    assert "without a lockfile: median, p95 and worst 50.0%, 50.0%, 50.0%; allowed: 2%, 10%, 30%" in text
     assert "7 cells were left when time was up" in text and "| softmax | c | a | b | 20.0% | lockfile |" in text
 
 
@@ -176,6 +187,7 @@ def test_a_run_judges_in_another_process(tmp_path: Path) -> None:
     assert cell["half"] == "untuned" and cell["choice"] == "torch" and cell["source"] == "profile"
     assert set(cell["seconds"]) | set(cell["hopeless"]) == {"torch", "definition"}
     assert cell["regret"] == pytest.approx(cell["seconds"]["torch"] / min(cell["seconds"].values()) - 1)
+    assert cell["untuned_choice"] == "torch" and cell["regret_without_lockfile"] == cell["regret"]
     assert cell["noise"] >= 0 and report["left"] == 0 and "| untuned | 1 |" in done.stdout
 
 
