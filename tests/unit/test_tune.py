@@ -38,7 +38,7 @@ from ferryman.dispatch import (
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
-from ferryman.porting.bench import clock, condition, contender, grid, runner
+from ferryman.porting.bench import clock, condition, contender, grid, peers, rotation, runner
 from ferryman.porting.tune import right, tuner, worker
 from tests.cli.run import ferryman as command
 from tests.unit import tune_planted
@@ -299,6 +299,21 @@ def test_quick_goes_round_the_ops_the_largest_first() -> None:
         )
     ]
     assert [c.case for c in tuner._largest_of_each_op_first(cells)] == ["large", "more", "middle", "least", "small"]
+    cells.append(tuner._Cell(ops.gelu_mul.primitive, "takes half a minute", [], bytes=2.0**35))
+    assert tuner._largest_of_each_op_first(cells)[-1].case == "takes half a minute"
+
+
+@pytest.mark.parametrize("name", registry.primitives())
+def test_what_runs_anywhere_is_right_by_the_tuner_s_own_rule(name: str) -> None:
+    """Where the standard case is harder than the rule allows, every candidate would be refused."""
+    op = registry.primitive(name)
+    reference = right.standard(name, torch.bfloat16, 0, torch.device("cpu"))
+    if reference is None:
+        return  # its candidates are compared on the timed inputs
+    case, args, exact = reference
+    with torch.no_grad():
+        result = op.namespace["_resolve"](*rotation.spared(op, args))
+    assert peers.wrong(op, args, result, exact) is None, case
 
 
 def test_a_device_of_which_nothing_was_measured_is_told_of_once(

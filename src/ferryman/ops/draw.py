@@ -88,10 +88,11 @@ class Draw:
         """Integers in [low, high), as float64."""
         return (self.uniform(lane) * (high - low)).floor() + low
 
-    def normal(self, lane: int = 0) -> Tensor:
+    def normal(self, lane: int = 0, rounded: bool = False) -> Tensor:
         """Eight 16-bit uniforms summed exactly (Irwin-Hall), scaled to variance 1: kurtosis 2.85, at most 4.9.
 
-        log, cos and sqrt differ between libraries in the last bit; a sum of integers does not.
+        log, cos and sqrt differ between libraries in the last bit; a sum of integers does not. In float64, or
+        ``rounded`` to the tensor's dtype block by block: experts' weights of 15 GB are 60 GB in float64.
         """
 
         def block(first: int, last: int) -> Tensor:
@@ -102,7 +103,7 @@ class Draw:
                     total += (word >> shift) & 0xFFFF
             return (total.double() - 4 * 65535) * (math.sqrt(1.5) / 65536)
 
-        return self._in_blocks(torch.float64, block)
+        return self._in_blocks(self.dtype if rounded else torch.float64, block)
 
     def _words(self, lane: int, first: int, last: int) -> Tensor:
         """The 64 random bits of the elements [first, last)."""

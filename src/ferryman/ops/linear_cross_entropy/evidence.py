@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,17 +31,22 @@ def _call(
     layout: str = "contiguous",
     target: str | None = None,
     x_fill: str | None = None,
+    weight_fill: str | None = None,
 ) -> dict[str, Any]:
     low = ignore if ignore == -1 else 0
     return {
         "x": TensorSpec((*rows, inputs), fill=x_fill or fill, layout=layout),
-        "weight": TensorSpec((classes, inputs), fill=fill, layout=layout),
+        "weight": TensorSpec((classes, inputs), fill=weight_fill or fill, layout=layout),
         "target": TensorSpec(rows, "int64", target, low=low, high=classes),
         "bias": TensorSpec((classes,), fill=fill, layout=layout) if biased else None,
         "ignore_index": ignore,
         "label_smoothing": smoothing,
         "z_loss": z_loss,
     }
+
+
+def _head(d: Draw) -> Tensor:
+    return d.normal() / math.sqrt(max(d.shape[-1], 1))
 
 
 def _cases() -> Sequence[Case]:
@@ -68,9 +74,10 @@ def _cases() -> Sequence[Case]:
     # logits of 0: every softmax is 2^-n, and no label is nearer than another
     flat = _call((8,), 16, 64, fill="integer", x_fill="zeros")
     standard = {
-        "llama_ragged": _call((257,), 1024, 32_003, ignore=-1),
-        "gpt2": _call((512,), 768, 50_257, True, smoothing=0.1),
-        "vocabulary": _call((64,), 512, 128_256, z_loss=1e-4),
+        "llama_ragged": _call((257,), 1024, 32_003, ignore=-1, weight_fill="head"),
+        "gpt2": _call((512,), 768, 50_257, True, smoothing=0.1, weight_fill="head"),
+        "vocabulary": _call((64,), 512, 128_256, z_loss=1e-4, weight_fill="head"),
+        "sure": _call((64,), 512, 32_003),  # logits of tens: each softmax is one class's
     }
     # each row is a class's code: its logit is 2048 and the others are the bias alone, so every softmax is 0 or 1
     exact = {
@@ -171,6 +178,7 @@ EVIDENCE = (
             Fill("ones", "-1 everywhere", _ones, False),
             Fill("codes", "rows of a Hadamard matrix: a class's own, times 2048 / K for x", _code, False),
             Fill("sixteens", "16 times an integer from -4 to 4", lambda d: 16 * d.integers(-4, 5), False),
+            Fill("head", "normal / sqrt(K): logits as of a model that learns", _head),
             Fill("beyond", "targets, one past the classes and one far below 0", _beyond),
         ),
         bench=_bench,

@@ -110,7 +110,7 @@ def _bias(d: Draw) -> Tensor:
 FILLS: Mapping[str, Fill] = {
     fill.name: fill
     for fill in (
-        Fill("normal", "mean 0, variance 1", lambda d: d.normal()),
+        Fill("normal", "mean 0, variance 1", lambda d: d.normal(rounded=d.dtype.is_floating_point)),
         Fill("uniform", "in [0, 1): sums do not cancel", lambda d: d.uniform()),
         Fill("weight", "1 + 0.1 normal", lambda d: 1 + 0.1 * d.normal()),
         offset({}),

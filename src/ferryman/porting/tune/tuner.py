@@ -43,6 +43,7 @@ START_SECONDS = 120.0  # for a process to import torch and a toolchain
 AHEAD_PROCESSES = 8  # that compile before the measurement begins, on an accelerator
 AHEAD_SECONDS = 60.0  # for all of them; what is not compiled then is compiled where it is measured
 AHEAD_CELLS = 4  # fewer are not worth the start of a process
+QUICK_BYTES = 4 * 2**30
 QUICK_SECONDS = 170.0  # of --quick: with the command's own start three minutes
 _TIME_IS_OVER = "left: the time was over"
 DEATHS = 2  # of a worker at one candidate, before that is to blame: something else may have killed it
@@ -162,12 +163,17 @@ def _quick_cell(op: Primitive, case: str, args: Sequence[Any], names: list[str],
 
 
 def _largest_of_each_op_first(cells: list[_Cell]) -> list[_Cell]:
-    """Every op's largest cell, then every op's second: whenever the time is over, all ops have had their share."""
-    by_op: dict[str, list[_Cell]] = {}
-    for cell in sorted(cells, key=lambda c: -c.bytes):
-        by_op.setdefault(cell.op.name, []).append(cell)
-    turns = itertools.zip_longest(*by_op.values())
-    return [cell for turn in turns for cell in turn if cell is not None]
+    """Every op's largest cell, then every op's second: whenever the time is over, all ops have had their share. Cells
+    of more than QUICK_BYTES come last: drawing their inputs takes as long as measuring many others."""
+    ordered: list[_Cell] = []
+    for large in (False, True):
+        by_op: dict[str, list[_Cell]] = {}
+        for cell in sorted(cells, key=lambda c: -c.bytes):
+            if (cell.bytes > QUICK_BYTES) is large:
+                by_op.setdefault(cell.op.name, []).append(cell)
+        turns = itertools.zip_longest(*by_op.values())
+        ordered += [cell for turn in turns for cell in turn if cell is not None]
+    return ordered
 
 
 def known_implementations(names: Sequence[str] | None) -> None:
