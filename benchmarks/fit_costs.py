@@ -40,7 +40,17 @@ from ferryman import files
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, kernel_code, lockfile, lockfile_document, lockfile_entry, near, registry, select
+from ferryman.dispatch import (
+    cost,
+    kernel_code,
+    lockfile,
+    lockfile_document,
+    lockfile_entry,
+    lockfile_migrate,
+    near,
+    registry,
+    select,
+)
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, ResultError
 from ferryman.ops.primitive import Case, TensorSpec
@@ -160,7 +170,7 @@ def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) ->
             if case is None or timed.untrusted:
                 gone[UNKNOWN if case is None else UNTRUSTED] += len(known)
                 continue
-            yield from _of(timed.op, case, calls.dtype_of(timed.dtype), known)
+            yield from _of(timed.op, case, calls.dtype_of(timed.dtype), known, profile)
     elif raw.get("kind") == "ferryman-lockfile":
         locked = lockfile_document.load(path)
         _require(path, locked.stamp.get("profile"), profile)
@@ -171,7 +181,7 @@ def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) ->
                 if case is None or lockfile_document.stale(op, entry, region) is not None:
                     gone[UNKNOWN if case is None else STALE] += len(entry.times)
                     continue
-                yield from _of(op, case, calls.dtype_of(dtype), entry.times)
+                yield from _of(op, case, calls.dtype_of(dtype), entry.times, profile)
     elif raw.get("kind") == "ferryman-regret":
         table = _parsed(_RegretTable, raw, path)
         _require(path, table.environment.profile, profile)
@@ -182,7 +192,7 @@ def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) ->
             if case is None or cell.failed is not None or cell.untrusted:
                 gone[UNKNOWN if case is None else UNTRUSTED] += len(known)
                 continue
-            yield from _of(cell.op, case, calls.dtype_of(table.dtype), known)
+            yield from _of(cell.op, case, calls.dtype_of(table.dtype), known, profile)
     else:
         products = _parsed(_LinearTable, raw, path)
         if products.device not in profile.identity.names:
@@ -192,13 +202,17 @@ def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) ->
             m, n, k = row.m, row.n, row.k
             case = Case(f"{m}x{n}x{k}", {"x": TensorSpec((m, k)), "weight": TensorSpec((n, k)), "bias": None})
             known = {"cuda": row.us * 1e-6, "torch": row.cublas_us * 1e-6}
-            yield from _of("linear", case, torch.bfloat16, known)
+            yield from _of("linear", case, torch.bfloat16, known, profile)
 
 
-def _of(op: str, case: Case, dtype: torch.dtype, times: Mapping[str, float]) -> Iterator[Measured]:
+def _of(op: str, case: Case, dtype: torch.dtype, times: Mapping[str, float], profile: Profile) -> Iterator[Measured]:
+    """Results of an earlier version have its names of implementations."""
     work, region = _work(op, case, dtype)
-    for implementation, seconds in times.items():
-        yield Measured(op, case.name, implementation, seconds, work, region)
+    known = registry.primitive(op)
+    args, names = grid.on_meta(known, case, dtype), {line.name for line in registry.implementations(op)}
+    for name, seconds in times.items():
+        today = name if name in names else lockfile_migrate.line_of(known, args, name, profile)
+        yield Measured(op, case.name, today, seconds, work, region)
 
 
 def _case(op: str, name: str) -> Case | None:

@@ -1,4 +1,4 @@
-"""A backend's line for a call: the first that serves it, which a request for the backend would run."""
+"""A backend's line for a call: the first that serves it, as a request for the backend runs it; and what it launches."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def serving(op: str, backend: str, args: Sequence[Any] | None = None, known: Pro
     primitive, profile = registry.primitive(op), known or detect("cpu")
     view = select.View.of(primitive, tuple(args), profile)
     return next((x for x in lines if not select.refusals(x, view, profile, absent=True)), lines[-1])
+
+
+def launched(op: str, args: Sequence[Any], known: Profile) -> tuple[str, list[str]]:
+    """(Triton's line for a call on a device, the kernels that it launches there). args: on the meta device."""
+    from ferryman.backends.triton import recorded
+
+    line = serving(op, "triton", args, known)
+    launch, target = registry.launcher(line), select.target_of(known)
+    return line.name, [kernel.name for kernel in recorded([lambda: launch(*args, target)])]

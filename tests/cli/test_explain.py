@@ -28,7 +28,8 @@ def test_an_absent_device_is_answered_from_its_profile() -> None:
     assert not answer["here"] and answer["device"] == "mi300x"
     assert verdicts == {
         "torch": "available",
-        "triton": "available",
+        "triton.rows": "available",
+        "triton.long": "available",
         "cuda": "refused",
         "hip": "chosen",
         "definition": "available",
@@ -42,14 +43,15 @@ def test_a_strided_last_dimension_is_refused_with_actual_against_required() -> N
     cuda = next(row for row in answer["rows"] if row["implementation"] == "cuda")
     assert cuda["verdict"] == "refused"
     assert cuda["reasons"] == ["x.stride[-1] is 2; required: x contiguous in its last dimension"]
-    assert next(r["implementation"] for r in answer["rows"] if r["verdict"] == "chosen") == "triton"
+    assert next(r["implementation"] for r in answer["rows"] if r["verdict"] == "chosen") == "triton.rows"
 
 
 def test_a_request_narrows_the_menu() -> None:
     answer = explained("softmax", "--shape", "4,128", "--device", "h200", "--use", "triton,torch")
     assert {r["implementation"]: r["verdict"] for r in answer["rows"]} == {
         "torch": "available",
-        "triton": "chosen",
+        "triton.rows": "chosen",
+        "triton.long": "available",
         "cuda": "not requested",
         "hip": "not requested",
         "definition": "not requested",

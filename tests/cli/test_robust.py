@@ -210,7 +210,7 @@ def test_kernels_that_cannot_be_imported_cost_their_line_and_not_the_call(monkey
 
     broken = Implementation(op="softmax", name="triton", where="ferryman.no_such_kernels:softmax")
     menu, backends = registry.implementations, registry.backends()
-    lines = (broken, *(line for line in menu("softmax") if line.name != "triton"))
+    lines = (broken, *(line for line in menu("softmax") if line.backend != "triton"))
     monkeypatch.setattr(registry, "implementations", lambda op: lines if op == "softmax" else menu(op))
     monkeypatch.setattr(registry, "backends", lambda: {**backends, "triton": backends["torch"]})
     monkeypatch.setattr(registry, "probe", lambda name, vendor: ())

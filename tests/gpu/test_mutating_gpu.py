@@ -119,5 +119,6 @@ def test_ligers_forms_in_place_are_timed_beside_ours() -> None:
     for cell in benchmark.cells:
         assert cell.untrusted == [], cell.untrusted
         times = {t.name: t for t in cell.times}
-        assert times["liger"].skipped is None and times["triton"].skipped is None, (cell.op, times["liger"].skipped)
-        assert times["triton"].warm_seconds is None  # the second call would find other inputs
+        ours = [t for name, t in times.items() if name.startswith("triton") and t.skipped is None]
+        assert times["liger"].skipped is None and ours, (cell.op, times["liger"].skipped)
+        assert all(t.warm_seconds is None for t in ours)  # the second call would find other inputs

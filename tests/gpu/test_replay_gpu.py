@@ -282,7 +282,7 @@ def test_a_launcher_that_raises_on_stand_ins_serves_the_call_that_would_have_rec
     """At the call that a plan is recorded at, the user gets a result, and at every later one."""
     monkeypatch.undo()
     assert plan.REPLAY_AFTER == 64
-    known, line = registry.launcher, registry.implementation("rms_norm", "triton")
+    known, line = registry.launcher, registry.implementation("rms_norm", "triton.rows")
     launch, raised = known(line), []
 
     def odd(*args: Any) -> Tensor:

@@ -82,7 +82,7 @@ def test_every_bug_of_the_list_has_a_rule() -> None:
 
 
 def test_edits_fit_their_source_and_nothing_else() -> None:
-    edits = sources.candidates("softmax")
+    edits = list(sources.candidates("softmax"))
     assert len(edits) > 100 and len({e.operator for e in edits}) >= 12
     for edit in spread(edits, 40, 0):
         text = sources.text_of(edit.file)
@@ -167,7 +167,7 @@ def _edited(right: Any, wrong: Any) -> tuple[planting.Mutant, Cells]:
     """An edit, and cells on which the right kernel is ``right``; the edit lies where every cell reaches it."""
     cells = Cells("softmax", judging.Setting(CPU, detect(CPU)), 0, "torch")
     known = next(m for m in planting.catalogue(["softmax"], 1, backend="torch") if m.name == "zero_row.y")
-    edit = sources.candidates("softmax")[0]
+    edit = next(iter(sources.candidates("softmax")))
     return dataclasses.replace(known, edit=edit, make=lambda: wrong, right=lambda: right), cells
 
 

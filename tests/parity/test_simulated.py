@@ -100,20 +100,20 @@ def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
 
     from ferryman.backends.simulator.device import Simulator
     from ferryman.dispatch.select import target_of
-    from ferryman.ops.softmax import loss_kernels
+    from ferryman.ops.softmax import long_kernels
 
     op = registry.primitive("cross_entropy_inplace_grad")
-    line = registry.implementation(op.name, "triton")
+    line = registry.implementation(op.name, "triton.long")
     known = profile("mi300x")
     few = dataclasses.replace(target_of(known), max_threads=256, units=2, l2_bytes=1 << 20)
     logits, labels = torch.randn(9, 4099).bfloat16(), torch.randint(0, 4099, (9,))
     labels[4] = -100
-    programs, block, _ = loss_kernels._long_plan(few, 9, 4099, 2, False)
+    programs, block, _ = long_kernels._long_plan(few, 9, 4099, 2, False)
     assert programs == 4 and block == 8192
     for smoothing in (0.0, 0.1):
         given = logits.clone()
         with Simulator(few, profile=known) as simulator:
-            launch = simulator.wrap(loss_kernels.cross_entropy_inplace_grad, over=(0,))
+            launch = simulator.wrap(long_kernels.cross_entropy_inplace_grad, over=(0,))
             outputs = launch(given, labels, -100, smoothing, few)
             assert simulator.take() == []
         assert outputs[2] is given

@@ -234,14 +234,19 @@ def _view(op: Primitive, args: tuple[Any, ...], target: Target) -> Any:
     features = frozenset({"wgmma", "clusters"} if target.vendor == "nvidia" else {"mfma"})
     by_name = dict(zip(op.names, args, strict=True))
     return SimpleNamespace(
-        args=by_name, flags=flags, features=features, shared_memory=target.shared_memory, vendor=target.vendor
+        args=by_name,
+        flags=flags,
+        features=features,
+        shared_memory=target.shared_memory,
+        max_threads=target.max_threads,
+        vendor=target.vendor,
     )
 
 
 def hooks_and_scratch() -> dict[str, Any]:
     """A hook that is set after freezing sees the launch; a kernel that needs scratch goes through Triton's launcher."""
     op = registry.primitives()["rms_norm"]
-    launch = registry.launcher(registry.implementation("rms_norm", "triton"))
+    launch = registry.launcher(registry.implementation("rms_norm", "triton.rows"))
     args = (torch.empty(4, 64), torch.empty(64), 1e-6, False)
     launch(*args, H200)
     frozen = replay.freeze(launch, op.names, args, H200, CPU)

@@ -36,6 +36,7 @@ from ferryman.errors import FerrymanError
 from ferryman.ops.matmul import triton_kernels as matmul
 from ferryman.ops.norm import triton_kernels as norm
 from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting.aot import groups
 from ferryman.porting.inputs.cases import forward_of
 from ferryman.porting.running.cells import tier_cases
 from tests.lines import serving
@@ -77,8 +78,9 @@ def sweep(name: str, arch: str, dtype: str, every: str, *families: str) -> dict[
     target = target_of(profile(name))
     rows = {}
     for family in families:
-        kernels = importlib.import_module(f"ferryman.ops.{family}.triton_kernels")
-        rows[family] = [row(one, target, arch) for one in kernels.specialisations(target, dtype)[:: int(every)]]
+        modules = map(importlib.import_module, groups._modules("triton", family))
+        sources = [one for kernels in modules for one in kernels.specialisations(target, dtype)]
+        rows[family] = [row(one, target, arch) for one in sources[:: int(every)]]
     return rows
 
 
@@ -92,8 +94,8 @@ def reach(dtype: str) -> dict[str, list[str]]:
     target, kind = target_of(profile("a100")), getattr(torch, dtype)
     left: set[str] = set()
     for family in (f.name for f in registry.families()):
-        kernels = importlib.import_module(f"ferryman.ops.{family}.triton_kernels")
-        left |= {tile(one) for one in kernels.specialisations(target, dtype)}
+        for kernels in map(importlib.import_module, groups._modules("triton", family)):
+            left |= {tile(one) for one in kernels.specialisations(target, dtype)}
 
     def tiles(op: Primitive, case: Case) -> set[str]:
         launched = set()

@@ -364,7 +364,7 @@ def test_every_call_of_a_region_is_served_alike(tmp_path: Path, monkeypatch: pyt
 def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     args = (torch.empty(64, 64, device="meta"), None, 1e-6, False)
     op = ops.rms_norm.primitive
-    times = {"cuda": 10e-6, "torch": 20e-6, "triton": 40e-6}
+    times = {"cuda": 10e-6, "torch": 20e-6, "triton.rows": 40e-6}
     measured = lockfile_entry.Entry(
         implementation="cuda",
         seconds=10e-6,
@@ -373,7 +373,7 @@ def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypa
     )
     monkeypatch.setattr(lockfile, "entries", lambda name, profile: {lockfile.region(op, args): measured})
     order = select._order(op, args, H200, lockfile.region(op, args), PLAIN)
-    assert [line.name for line in order.lines][:3] == ["cuda", "torch", "triton"] and order.source == "lockfile"
+    assert [line.name for line in order.lines][:3] == ["cuda", "torch", "triton.rows"] and order.source == "lockfile"
 
 
 def test_a_model_that_changes_nothing_is_not_named(use_table: Any) -> None:
@@ -497,6 +497,26 @@ def test_regions_near_say_nothing_of_what_was_not_made_for_them(locked: Path, mo
             decision = select.select(ops.rms_norm.primitive, (torch.empty(rows, 64), None, 1e-6, False), CPU, PLAIN)
             assert decision.implementation.name == chosen and decision.source.startswith("predicted from")
             assert decision.fallback is None
+
+
+def test_where_no_region_near_was_measured_with_a_line_its_kin_stands_for_it() -> None:
+    menu = {line.name: line for line in registry.implementations("rms_norm_backward")}
+    seconds = {"torch": 5e-6, "triton.columns": 2e-6, "triton.rows": 1e-6, "gone": 1e-6}
+    known = near.Prediction(seconds, 1, 2.0).with_kin(menu).seconds
+    assert known == {**seconds, "triton.long": 2e-6}
+    assert near.Prediction({"torch": 5e-6}, 1, 2.0).with_kin(menu).seconds == {"torch": 5e-6}
+    order, source, _ = select.foreseen(
+        ["triton.rows", "triton.columns", "triton.long", "torch"],
+        menu,
+        near.Prediction({"torch": 5e-6, "triton.rows": 1e-6}, 1, 2.0),
+        {},
+    )
+    assert list(dict.fromkeys(order))[:4] == [
+        "triton.rows",
+        "triton.columns",
+        "triton.long",
+        "torch",
+    ] and source.startswith("predicted")
 
 
 def test_what_failed_in_regions_near_is_not_put_before_what_ran(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

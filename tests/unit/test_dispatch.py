@@ -646,7 +646,7 @@ def test_which_stamps_hold(fact: str, locked: object, holds: bool, monkeypatch: 
     "damage",
     [
         lambda text: text[: len(text) // 2],
-        lambda text: text.replace('"version": 6', '"version": 99'),
+        lambda text: text.replace(f'"version": {lockfile_document.VERSION}', '"version": 99'),
         lambda text: text.replace('"definition"', '"../../evil"'),
         lambda text: "[]",
         lambda text: "[" * 100_000,

@@ -38,7 +38,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], N
     def plant(launch: Callable[..., Any]) -> None:
         line = Implementation(op="rms_norm", name="triton", where="planted:nowhere")
         menu, launcher, backends = registry.implementations, registry.launcher, registry.backends()
-        lines = (line, *(known for known in menu("rms_norm") if known.name != "triton"))
+        lines = (line, *(known for known in menu("rms_norm") if known.backend != "triton"))
         monkeypatch.setattr(registry, "implementations", lambda op: lines if op == "rms_norm" else menu(op))
         monkeypatch.setattr(registry, "launcher", lambda asked: launch if asked is line else launcher(asked))
         monkeypatch.setattr(registry, "backends", lambda: {**backends, "triton": backends["torch"]})

@@ -8,11 +8,13 @@ import json
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ferryman.device_profiles import resolve
 from ferryman.dispatch import kernel_code, lockfile_document, lockfile_migrate, registry
+from ferryman.ops.norm import implementations
 
 KERNELS = '''
 """What it is."""
@@ -148,3 +150,31 @@ def test_a_lockfile_of_an_earlier_version_keeps_its_times(version: int, measured
     assert (migrated.valid, migrated.stale) == ((1, 0) if measured == "with these kernels" else (0, 1))
     assert (after.seconds, len(after.candidates)) == (entry["seconds"], len(entry["candidates"]))
     assert (after.kernels == kernel_code.digest("rms_norm_backward")) is (migrated.valid == 1)
+
+
+@pytest.mark.parametrize("measured", ["with these kernels", "before"])
+def test_what_a_launcher_chose_between_has_names_of_its_own(measured: str, tmp_path: Path) -> None:
+    """In version 6 "triton" was whichever of its kernels served a call of the region."""
+    (shipped,) = SHIPPED
+    raw = json.loads(shipped.read_text(encoding="utf-8"))
+    op = "rms_norm_backward"
+    choices: dict[str, Any] = {}
+    for region, entry in raw["choices"][op].items():
+        line = next(c["implementation"] for c in entry["candidates"] if c["implementation"].startswith("triton."))
+        if line in choices:
+            continue
+        for one in (entry, *entry["candidates"]):
+            one["implementation"] = one["implementation"].partition(".")[0]
+        (earlier,) = implementations.SAME_KERNELS[op]
+        entry["kernels"] = earlier if measured == "with these kernels" else "0" * 64
+        choices[line] = {region: entry}
+    assert choices.keys() == {"triton.rows", "triton.columns", "triton.long"}
+    for line, entries in choices.items():
+        path = tmp_path / f"{line}.json"
+        path.write_text(json.dumps({**raw, "version": 6, "choices": {op: entries}}))
+        migrated = lockfile_migrate.migrate(path)
+        assert (migrated.valid, migrated.stale) == ((1, 0) if measured == "with these kernels" else (0, 1))
+        (after,) = lockfile_document.load(path).choices[op].values()
+        ((region, before),) = entries.items()
+        assert line in after.times and "triton" not in after.times and after.is_sealed(op, region)
+        assert after.times[line] == next(c["seconds"] for c in before["candidates"] if c["implementation"] == "triton")

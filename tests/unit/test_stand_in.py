@@ -203,7 +203,7 @@ def softmax() -> Iterator[Callable[[Any], Any]]:
         before = redirect.to(route)
         drop_plans()
         try:
-            line = registry.implementation("softmax", "triton")
+            line = registry.implementation("softmax", "triton.rows")
             return parity.check_cell(op, line, case, STORAGE_DTYPES[0], "cpu", profile("a100"))
         finally:
             redirect.back(before)

@@ -23,6 +23,7 @@ from ferryman.backends import triton as backend
 from ferryman.backends import triton_rows
 from ferryman.backends.base import Backend, Target
 from ferryman.errors import ArgumentError, CaptureError, CompileError
+from ferryman.porting.aot import groups
 
 
 def _nvidia(arch: str, shared: int, units: int) -> Target:
@@ -283,7 +284,8 @@ def test_toolchain_failures_become_compile_errors_and_memory_errors_do_not(captu
 def compile_family(family: str, arch: str, dtype: str) -> list[dict[str, Any]]:
     target = TARGETS[arch]
     rows = []
-    for source in importlib.import_module(f"ferryman.ops.{family}.triton_kernels").specialisations(target, dtype):
+    modules = map(importlib.import_module, groups._modules("triton", family))
+    for source in (one for kernels in modules for one in kernels.specialisations(target, dtype)):
         row: dict[str, Any] = {"name": repr(source)}
         try:
             artefact = backend.TritonBackend().compile(source, None, arch, target)
@@ -367,7 +369,7 @@ def refusals() -> dict[str, Any]:
 def norm_tiles(arch: str, calls: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
     from ferryman.ops.norm import triton_kernels as norm
 
-    return [norm._tile(TARGETS[arch], *call) for call in calls]
+    return [norm.tile_of(TARGETS[arch], *call) for call in calls]
 
 
 def tiles(targets: list[dict[str, Any]]) -> list[list[tuple[str, int, int]]]:

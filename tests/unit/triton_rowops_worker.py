@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
+from ferryman.device_profiles import detect
+from ferryman.dispatch import registry, select
 from ferryman.porting.judging.hygiene import bitwise_equal
 
 FAMILIES = {
@@ -292,20 +294,30 @@ def worst_ratio(
     return worst
 
 
+def launchers(family: str, op: str, args: tuple[Any, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """By name, every line of Triton's that serves a call; the one of a backend with one line has no name."""
+    known, here = registry.primitive(op), detect("cpu")
+    lines, view = registry.asked(op, ("triton",)), select.View.of(known, args, here)
+    for line in lines:
+        if not any(clause.reason(view) for clause in line.when):
+            yield "" if len(lines) == 1 else f", {line.name}", registry.launcher(line)
+
+
 def work(family: str, dtype: torch.dtype) -> dict[str, Any]:
     definition = importlib.import_module(f"ferryman.ops.{family}.definition")
-    kernels = importlib.import_module(f"ferryman.ops.{family}.triton_kernels")
     report: dict[str, Any] = {"errors": {}, "repeated": 0, "unequal_runs": [], "changed_inputs": [], "aliases": []}
-    for op, name, args in CALLS[family](Inputs(dtype)):
+    calls = CALLS[family](Inputs(dtype))
+    for op, case, args, (line, launch) in ((o, c, a, one) for o, c, a in calls for one in launchers(family, o, a)):
+        name = f"{case}{line}"
         before = [a.clone() if isinstance(a, Tensor) else a for a in args]
-        target = LARGE if name == "split sums" else CPU
-        first = as_tuple(getattr(kernels, op)(*args, target))
+        target = LARGE if case == "split sums" else CPU
+        first = as_tuple(launch(*args, target))
         label = f"{op} {name}"
         face = getattr(definition, "cross_entropy_with_lse" if op == "cross_entropy" else op)
         report["errors"][label] = worst_ratio(first, args, face.primitive, dtype)
-        if any(name.startswith(part) for part in REPEATED):
+        if any(case.startswith(part) for part in REPEATED):
             report["repeated"] += 1
-            again = [as_tuple(getattr(kernels, op)(*args, target)) for _ in range(2)]
+            again = [as_tuple(launch(*args, target)) for _ in range(2)]
             if not all(bitwise_equal(a, b) for run in again for a, b in zip(first, run, strict=True)):
                 report["unequal_runs"].append(label)
         tensors = [(a, b) for a, b in zip(args, before, strict=True) if isinstance(a, Tensor)]

@@ -1,21 +1,24 @@
 """Lockfiles of an earlier version, made ones of this: measured times stay, names and digests become today's.
 
-In version 4 an implementation was called by its backend alone, and the launcher chose between its kernels. Each name
-becomes that of the first line of the backend that serves the region's largest call, which is what the launcher did.
-A digest was of a family's whole files: as they lay in version 4, as Python parsed them in version 5. Where those are
-the same still, it becomes today's, of the code that the op's launchers reach. Else the kernels changed since, and the
-entry stays stale: its times are kept, and `ferryman tune` measures it anew.
+An implementation was called by its backend alone where its launcher chose between kernels: all of them in version 4,
+some until version 6. Each name becomes that of the first line of the backend that serves the region's largest call,
+which is what the launcher did. A digest was of a family's whole files: as they lay in version 4, as Python parsed them
+in version 5. Where those are the same still, it becomes today's, of the code that the op's launchers reach. So does one
+of version 6 that the family's menu lists under ``SAME_KERNELS``: that code launched the same kernels in the same way,
+and the launcher chose among them. Else the kernels changed since, and the entry stays stale: its times are kept, and
+`ferryman tune` measures it anew.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.util
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -110,14 +113,14 @@ def _entry(
         args = representative(op, region)
 
         def name_of(before: str) -> str:
-            after = _line(op, args, before, profile)
+            after = line_of(op, args, before, profile)
             if after != before:
                 renamed[op.name, before, after] += 1
             return after
 
         candidates = [{**c, "implementation": name_of(str(c["implementation"]))} for c in given["candidates"]]
         kernels = given["kernels"]
-        if kernels in (_raw_digest(op.name), _parsed_digest(op.name)):
+        if kernels in (_raw_digest(op.name), _parsed_digest(op.name), *_same_kernels(op)):
             kernels = digest(op.name)
         changed = {"candidates": candidates, "kernels": kernels}
         entry = Entry.model_validate({**given, **changed, "implementation": name_of(str(given["implementation"]))})
@@ -126,7 +129,8 @@ def _entry(
     return entry.sealed(op.name, region)
 
 
-def _line(op: Primitive, args: list[Any], before: str, profile: Profile) -> str:
+def line_of(op: Primitive, args: Sequence[Any], before: str, profile: Profile) -> str:
+    """What a line of an earlier version is called today, for a call."""
     lines = registry.asked(op.name, (before,))
     if len(lines) < 2:
         return before
@@ -171,6 +175,12 @@ def _laid(shape: list[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
         batch, heads, rows, last = shape
         return torch.empty((batch, rows, heads, last), dtype=dtype, device="meta").transpose(1, 2)
     return torch.empty([*shape[:-1], shape[-1] + 64], dtype=dtype, device="meta")[..., : shape[-1]]
+
+
+def _same_kernels(op: Primitive) -> Sequence[str]:
+    """The digests of earlier code that launched today's kernels."""
+    menu = importlib.import_module(f"{registry.family_of(op).package}.implementations")
+    return tuple(getattr(menu, "SAME_KERNELS", {}).get(op.name, ()))
 
 
 @lru_cache(maxsize=None)

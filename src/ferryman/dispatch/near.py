@@ -23,6 +23,7 @@ from ferryman.dispatch import cost
 
 if TYPE_CHECKING:
     from ferryman.dispatch.lockfile_entry import Entry
+    from ferryman.ops.menu import Implementation
 
 REACH = 3.0  # powers of two: beyond a factor of eight a measured region says nothing of this one
 CLOSEST = 0.5  # regions nearer than this weigh the same: sizes within one are not told apart
@@ -51,6 +52,15 @@ class Prediction:
     def carried(self, ratio: float) -> Prediction:
         """The same at another size of the region, whose work is ``ratio`` times as much."""
         return replace(self, seconds={n: s * ratio for n, s in self.seconds.items()})
+
+    def with_kin(self, menu: Mapping[str, Implementation]) -> Prediction:
+        """The same with what kin took, for lines that no region was measured with."""
+        kin: dict[tuple[str, str], float] = {}
+        for name, seconds in self.seconds.items():
+            if name in menu and menu[name].kin:
+                kin.setdefault((menu[name].backend, menu[name].kin), seconds)
+        untimed = {x.name: kin[x.backend, x.kin] for x in menu.values() if (x.backend, x.kin) in kin}
+        return replace(self, seconds={**untimed, **self.seconds})
 
     def goes_before(self, judged: Collection[str]) -> bool:
         """Whether it puts the order, and not the cost model, which knows an order of ``judged``: where regions are

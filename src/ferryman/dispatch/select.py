@@ -28,6 +28,7 @@ LAST_RESORTS = ("torch", "definition")
 _quarantined: dict[tuple[str, str, Any, str], str] = {}
 _foreseen: dict[tuple[str, str, Any], tuple[Mapping[str, Any], near.Prediction | None, float]] = {}
 _MOST_FORESEEN = 4096
+_MOST_THREADS = 1024  # of a block, on any device
 _lock = threading.Lock()
 
 
@@ -41,6 +42,7 @@ class View:
     flags: Mapping[str, Any]
     vendor: str = ""
     thresholds: Mapping[str, int] = field(default_factory=dict)
+    max_threads: int = 1024
 
     @classmethod
     def of(cls, op: Primitive, args: Sequence[Any], profile: Profile) -> View:
@@ -50,7 +52,10 @@ class View:
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
         named_args = dict(zip(op.names, args, strict=True))
-        return cls(named_args, profile.features, profile.shared_memory, flags, profile.vendor, profile.thresholds)
+        threads = target_of(profile).max_threads
+        return cls(
+            named_args, profile.features, profile.shared_memory, flags, profile.vendor, profile.thresholds, threads
+        )
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,16 @@ class Decision:
 
 @lru_cache(maxsize=None)
 def target_of(profile: Profile, configuration: str = "") -> Target:
-    """The facts that a kernel's launcher may read, and which of its configurations it takes."""
+    """The facts that a kernel's launcher may read, and which of its configurations it takes.
+
+    Triton's interpreter, which a CPU has, takes any block: launchers plan for it as for the largest.
+    """
     return Target(
         arch=profile.arch,
         vendor=profile.vendor,
         wave=profile.wave,
         shared_memory=profile.shared_memory,
-        max_threads=profile.max_threads,
+        max_threads=_MOST_THREADS if profile.vendor == "cpu" else profile.max_threads,
         units=profile.units or 1,
         l2_bytes=profile.l2_bytes or 0,
         features=profile.features,
@@ -198,6 +206,7 @@ def foreseen(
     ``modelled``: what `cost` does, seconds and error by implementation.
     """
     judged = {name for name, (_, error) in modelled.items() if error < math.inf}
+    beside = beside and beside.with_kin(menu)
     if beside is not None and beside.goes_before(judged):
         # regions near, but outside what a line is made for, say nothing of it
         covered = {*beside.seconds, *beside.failed}

@@ -31,6 +31,8 @@ class View(Protocol):
     @property
     def shared_memory(self) -> int: ...
     @property
+    def max_threads(self) -> int: ...
+    @property
     def vendor(self) -> str: ...
     @property
     def thresholds(self) -> Mapping[str, int]: ...
@@ -110,6 +112,13 @@ def unit_stride(arg: str) -> Clause:
         return 1 if x is None or x.dim() == 0 or x.shape[-1] <= 1 else x.stride(-1)
 
     return Clause(f"{arg} contiguous in its last dimension", (f"{arg}.stride[-1]",), measure, lambda s: s == 1)
+
+
+def contiguous(arg: str) -> Clause:
+    """Its elements lie in order, without gaps."""
+    return Clause(
+        f"{arg} without gaps", (f"{arg}.stride",), lambda view: view.args[arg].is_contiguous(), lambda dense: dense
+    )
 
 
 def threshold(
@@ -221,6 +230,33 @@ def shared_memory(required: int) -> Clause:
         ("profile.shared_memory",),
         lambda view: view.shared_memory,
         lambda have: have >= required,
+    )
+
+
+def row_in_registers(
+    arg: str, arrays: int = 1, size: str | None = None, beside: tuple[str, ...] = (), most: int | None = None
+) -> Clause:
+    """A block's registers hold ``arrays`` rows at once, padded to a power of two: 64 bytes a thread in all.
+
+    size: an argument that has the length of a row where ``arg``'s rows are groups of them, or None. beside: other
+    tensors; the widest elements of all count. most: elements of a padded row, whatever fits.
+    """
+    tensors = (arg, *beside)
+
+    def measure(view: View) -> tuple[int, int, int]:
+        group = None if size is None else view.args[size]
+        width = int(view.args[arg].shape[-1] if group is None else group)
+        itemsize = max(view.args[name].element_size() for name in tensors)
+        block = 1 << max(width - 1, 0).bit_length()
+        return block, block * itemsize, 64 * view.max_threads // arrays
+
+    facts = (f"{arg}.shape[-1]", *(() if size is None else (size,)), *(f"{name}.dtype" for name in tensors))
+    limit = "" if most is None else f", and have at most {most} elements"
+    return Clause(
+        f"rows that fit registers, {arrays} at once{limit} (elements, bytes, the most bytes)",
+        (*facts, "profile.max_threads"),
+        measure,
+        lambda m: m[1] <= m[2] and (most is None or m[0] <= most),
     )
 
 

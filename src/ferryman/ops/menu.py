@@ -45,6 +45,8 @@ class Implementation:
     refuse a call, what runs instead is no fallback, unless it was requested.
     leads: it goes before the profile's order for calls where all of these hold, such as sizes from which a library's
     tiles pass ours. Times that were measured for a call, or are modelled, go before it.
+    kin: lines of one backend that name the same move the same bytes, each in a part of the calls. Where no region near
+    was measured with one, the time of another stands for it.
     composed: writes intermediate results of the size of its work to memory. Whatever else can serve a call goes before.
     """
 
@@ -66,6 +68,7 @@ class Implementation:
     configurations: str | None = None
     partial: bool = False
     leads: tuple[Clause, ...] = ()
+    kin: str = ""
     composed: bool = False
 
     def __post_init__(self) -> None:

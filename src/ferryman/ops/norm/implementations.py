@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ferryman.ops.clauses import (
@@ -11,6 +13,7 @@ from ferryman.ops.clauses import (
     dtypes,
     feature,
     multiple_of,
+    row_in_registers,
     same_dtype,
     shared_memory,
     unit_stride,
@@ -74,13 +77,93 @@ _BACKWARD = (
     _wide_backward("layer_norm_backward", "x", "grad"),
 )
 
+# Wider rows leave no registers for the sums over rows: 16 elements a thread of five arrays.
+_MOST_COLUMNS = 8192
+
+
+def most_columns(op: str, itemsize: int) -> int:
+    """Columns up to which a backward keeps the sums over rows beside its rows.
+
+    A layer norm's with a sum keeps one array more: half as many in float32.
+    """
+    return _MOST_COLUMNS // 2 if op == "add_layer_norm_backward" and itemsize == 4 else _MOST_COLUMNS
+
+
+def _sums_fit(op: str, x: str) -> Clause:
+    """There is nothing to sum over rows, or registers hold it beside the rows."""
+    weights = ("weight", "bias") if "layer" in op else ("weight",)
+
+    def measure(view: View) -> tuple[int, int] | None:
+        rows = view.args[x]
+        if op == "add_layer_norm_backward" and view.args["grad_residual"] is None:
+            limit = _MOST_COLUMNS
+        else:
+            limit = most_columns(op, rows.element_size())
+        return None if all(view.args[w] is None for w in weights) else (int(rows.shape[-1]), limit)
+
+    facts = (f"{x}.shape[-1]", f"{x}.dtype", *weights, *(("grad_residual",) if op == "add_layer_norm_backward" else ()))
+    return Clause(
+        "no weight or bias, or columns whose sums over rows fit registers beside a row (columns, the most)",
+        facts,
+        measure,
+        lambda columns: columns is None or columns[0] <= columns[1],
+    )
+
+
+def _summed(op: str) -> Clause:
+    weights = ("weight", "bias") if "layer" in op else ("weight",)
+    return Clause(
+        f"a gradient of {' or '.join(weights)}",
+        weights,
+        lambda view: any(view.args[w] is not None for w in weights),
+        lambda wanted: wanted,
+    )
+
+
+def _triton(op: str, x: str, arrays: int) -> tuple[Implementation, ...]:
+    """A forward's lines: rows that registers hold, and rows of any length in parts. A backward's also differ in where
+    the gradients of weight and bias are summed: beside the rows, or in a pass over columns."""
+    fits = row_in_registers(x, arrays)
+    alike: dict[str, Any] = {"op": op, "replayable": True, "kin": "rows"}
+    long = Implementation(name="triton.long", where="long_kernels", **alike)
+    if not op.endswith("_backward"):
+        return (Implementation(name="triton.rows", when=(fits,), partial=True, **alike), long)
+    when = (fits, _sums_fit(op, x))
+    return (
+        Implementation(name="triton.rows", where="backward_kernels", when=when, partial=True, **alike),
+        Implementation(name="triton.columns", where="columns_kernels", when=(fits, _summed(op)), partial=True, **alike),
+        long,
+    )
+
+
+_TRITON = (
+    *_triton("rms_norm", "x", 1),
+    *_triton("rms_norm_backward", "x", 2),
+    *_triton("add_rms_norm", "x", 2),
+    *_triton("add_rms_norm_backward", "out_residual", 2),
+    *_triton("layer_norm", "x", 1),
+    *_triton("layer_norm_backward", "x", 2),
+    *_triton("add_layer_norm", "x", 2),
+    *_triton("add_layer_norm_backward", "out_residual", 2),
+)
+
 # Their residual forms have no C++ yet: Triton's kernels serve both vendors.
 _PLAIN = f"{_ALL} add_layer_norm add_layer_norm_backward"
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.norm",
     Implementation(op=_PLAIN, name="torch"),
-    Implementation(op=_PLAIN, name="triton", replayable=True),
+    *_TRITON,
     *_SIMT,
     *_BACKWARD,
 )
+
+# What a lockfile of version 6 was measured with: the same kernels, launched alike, chosen in the launcher.
+SAME_KERNELS = {
+    "rms_norm": ("ba3030ed30644fcc4839310b38e49d78df0036a2e0a47e8a8fea70d05ea030ee",),
+    "rms_norm_backward": ("47e006f313650d12e98c5cbd4061c8a27edb0001bfee476ef6dcb9f1080897d9",),
+    "add_rms_norm": ("1b33be1181ee3f512aff843dc1ceed735650e267a060b69d75e71d6aee0895ef",),
+    "add_rms_norm_backward": ("249a85f4056343e0640b87696e321e42364fae185b7308a1f5f786528bd6a347",),
+    "layer_norm": ("58863171241a8383139ba1c083d61085734fe29b3881ba5703dcce07902e02b2",),
+    "layer_norm_backward": ("d701d39596572c5a8665c47d4c36411e3901001e6bbc834d7dfb93bfd52d0257",),
+}

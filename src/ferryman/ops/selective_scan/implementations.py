@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import at_most
+from ferryman.ops.clauses import at_least, at_most
 from ferryman.ops.menu import Implementation, menu
 
 # a program's part of the state, 16 channels of it and more, stays in registers
@@ -11,7 +11,16 @@ _STATE = (at_most("b.shape[2]", 256),)
 IMPLEMENTATIONS = menu(
     "ferryman.ops.selective_scan",
     Implementation(op="selective_scan selective_scan_backward", name="torch", composed=True),
-    Implementation(op="selective_scan", name="triton", when=_STATE, batch_invariant=True, replayable=True),
+    Implementation(
+        op="selective_scan",
+        name="triton.blocks",
+        where=":blocks",
+        when=(*_STATE, at_least("x.shape[1]", 2)),
+        batch_invariant=True,
+        replayable=True,
+        partial=True,
+    ),
+    Implementation(op="selective_scan", name="triton.tokens", when=_STATE, batch_invariant=True, replayable=True),
     Implementation(
         op="selective_scan_backward",
         name="triton",

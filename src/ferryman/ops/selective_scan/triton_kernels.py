@@ -9,7 +9,7 @@ integers, with zeros that the compiler knows: it costs no instruction, where a s
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -268,6 +268,87 @@ def _many(width: int, channels: int, state: int) -> tuple[int, int, int]:
     return max(2, min(8, 8 * state // (block_n * block_d))), block_d, block_n
 
 
+class _Plan(NamedTuple):
+    """A kernel, channels of a program, and what it takes: ``kept`` outputs, blocks' sizes, warps."""
+
+    kernel: Any
+    block_d: int
+    kept: tuple[None, ...]
+    options: tuple[int, ...]
+    warps: int
+
+
+def _launch(
+    plan: _Plan,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    batch, length, channels = x.shape
+    width = b.shape[2]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    final = torch.empty(batch, channels, width, dtype=torch.float32, device=x.device)
+    if batch * channels == 0:
+        return y, final
+    own = [None if t is None else t.contiguous() for t in (d, dt_bias)]
+    launch(
+        plan.kernel,
+        (batch * triton.cdiv(channels, plan.block_d),),
+        x,
+        dt,
+        a.contiguous(),
+        b,
+        c,
+        own[0],
+        z,
+        own[1],
+        initial_state,
+        y,
+        final,
+        *plan.kept,
+        length,
+        channels,
+        width,
+        *x.stride(),
+        *dt.stride(),
+        *b.stride(),
+        *c.stride(),
+        *strides(z, 3),
+        *strides(initial_state, 3),
+        dt_softplus,
+        *plan.options,
+        device=x.device,
+        num_warps=plan.warps,
+    )
+    return y, final
+
+
+def blocks(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_softplus: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
+    """Of two tokens or more."""
+    block_t, block_d, block_n = _many(b.shape[2], x.shape[2], 4 * target.wave)
+    plan = _Plan(_blocks, block_d, (None,), (block_t, block_d, block_n), 1)
+    return _launch(plan, x, dt, a, b, c, d, z, dt_bias, initial_state, dt_softplus)
+
+
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -281,52 +362,11 @@ def selective_scan(
     dt_softplus: bool,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
-    batch, length, channels = x.shape
-    width = b.shape[2]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    final = torch.empty(batch, channels, width, dtype=torch.float32, device=x.device)
-    if batch * channels == 0:
-        return y, final
-    own = [None if t is None else t.contiguous() for t in (d, dt_bias)]
-    kept: tuple[None, ...] = ()
-    if length > 1:
-        block_t, block_d, block_n = _many(width, channels, 4 * target.wave)
-        kernel, kept, options, warps = _blocks, (None,), (block_t, block_d, block_n), 1
-    else:
-        # a warp, and 16 numbers of the state for each of its threads
-        block_n = max(1, triton.next_power_of_2(width))
-        block_d = min(triton.next_power_of_2(channels), max(16, 512 // block_n))
-        kernel, options, warps = _scan, (block_d, block_n, 4), max(1, min(8, block_d * block_n // 512))
-    launch(
-        kernel,
-        (batch * triton.cdiv(channels, block_d),),
-        x,
-        dt,
-        a.contiguous(),
-        b,
-        c,
-        own[0],
-        z,
-        own[1],
-        initial_state,
-        y,
-        final,
-        *kept,
-        length,
-        channels,
-        width,
-        *x.stride(),
-        *dt.stride(),
-        *b.stride(),
-        *c.stride(),
-        *strides(z, 3),
-        *strides(initial_state, 3),
-        dt_softplus,
-        *options,
-        device=x.device,
-        num_warps=warps,
-    )
-    return y, final
+    """Token by token: a warp, and 16 numbers of the state for each of its threads."""
+    block_n = max(1, triton.next_power_of_2(b.shape[2]))
+    block_d = min(triton.next_power_of_2(x.shape[2]), max(16, 512 // block_n))
+    plan = _Plan(_scan, block_d, (), (block_d, block_n, 4), max(1, min(8, block_d * block_n // 512)))
+    return _launch(plan, x, dt, a, b, c, d, z, dt_bias, initial_state, dt_softplus)
 
 
 # Mamba's and Jamba's channels, and small odd ones; many tokens and one
@@ -349,4 +389,5 @@ def without_data(target: Target, dtype: str) -> list[list[Any]]:
 
 
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:
-    return recorded(functools.partial(selective_scan, *call) for call in without_data(target, dtype))
+    calls = without_data(target, dtype)
+    return recorded(functools.partial(blocks if call[0].shape[1] > 1 else selective_scan, *call) for call in calls)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import at_least, at_most, feature, not_multiple_of, same_dtype, unit_stride
+from typing import Any
+
+from ferryman.ops.clauses import (
+    Clause,
+    at_least,
+    at_most,
+    contiguous,
+    feature,
+    not_multiple_of,
+    row_in_registers,
+    same_dtype,
+    unit_stride,
+)
 from ferryman.ops.menu import Implementation, menu
 
 _ALL = "softmax softmax_backward cross_entropy cross_entropy_backward"
@@ -20,11 +32,41 @@ _BACKWARD = (same_dtype("grad", "y"), unit_stride("y"))
 # Rows of multiples of 16 are read in whole words by Triton too, and faster: the row streams through.
 _ODD = (*_CLUSTERS, not_multiple_of("logits.shape[-1]", 16))
 
+_ROWS: dict[str, Any] = {"replayable": True, "kin": "rows"}
+SHORT = 2048  # classes up to which a program of cross entropy takes several rows
+
+
+def _rows(op: str, fits: Clause, module: str = "triton_kernels") -> tuple[Implementation, Implementation]:
+    """Rows that registers hold, each read once; and rows of any length, in parts."""
+    return (
+        Implementation(op=op, name="triton.rows", where=module, when=(fits,), partial=True, **_ROWS),
+        Implementation(op=op, name="triton.long", where="long_kernels", **_ROWS),
+    )
+
+
+_TRITON = (
+    *_rows("softmax", row_in_registers("x")),
+    *_rows("softmax_backward", row_in_registers("y", 2)),
+    *_rows("cross_entropy", at_most("logits.shape[-1]", SHORT)),
+    Implementation(op="cross_entropy_backward", name="triton", replayable=True),
+    *_rows("cross_entropy_inplace_grad", row_in_registers("logits", 2), "loss_kernels"),
+    Implementation(
+        op="cross_entropy_inplace_grad_backward",
+        name="triton.flat",
+        where="loss_kernels:scale_flat",
+        when=(contiguous("out_logits"),),
+        partial=True,
+        **_ROWS,
+    ),
+    Implementation(
+        op="cross_entropy_inplace_grad_backward", name="triton.rows", where="loss_kernels:scale_rows", **_ROWS
+    ),
+)
+
 IMPLEMENTATIONS = menu(
     "ferryman.ops.softmax",
     Implementation(op=f"{_ALL} {_OVER}", name="torch"),
-    Implementation(op=_ALL, name="triton", replayable=True),
-    Implementation(op=_OVER, name="triton", where="loss_kernels", replayable=True),
+    *_TRITON,
     Implementation(op="softmax", name="cuda", where="simt_kernels", when=(unit_stride("x"),), replayable=True),
     Implementation(
         op="softmax_backward", name="cuda", where="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True
@@ -50,3 +92,13 @@ IMPLEMENTATIONS = menu(
         op="softmax_backward", name="hip", where="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True
     ),
 )
+
+# What a lockfile of version 6 was measured with: the same kernels, launched alike, chosen in the launcher.
+SAME_KERNELS = {
+    "softmax": ("875d82a44d53fbe22f52107a7dca20d742a0f6b4ca05c96e6267621789eebe27",),
+    "softmax_backward": ("9bec723b3ef8c6005a6f5c0ed0f56127190a3959e9013df0f1aa4a3012ceb19b",),
+    "cross_entropy": ("1043b74ccfc9f900c17381e0671114943f872313f5158141c49e61047179f3bf",),
+    "cross_entropy_inplace_grad": ("2095fa6626e7c59dad9c08a559c5ac832da018a9ce35454bf3e0976b8cda0c00",),
+    "cross_entropy_inplace_grad_backward": ("fe618ecbc7a5300869ec883e6a55542fd713835633b8e307d5d894252876faa2",),
+    "cross_entropy_backward": ("00af7d52d4a80ad002ec86e42d2c9ab98ee78b2748d4222c373f2b26bc9b7411",),
+}

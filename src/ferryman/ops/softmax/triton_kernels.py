@@ -1,10 +1,13 @@
-"""Softmax and cross entropy over the last dimension in Triton, forward and backward.
+"""Softmax and cross entropy over the last dimension in Triton, forward and backward: rows that registers hold.
 
-Softmax keeps rows of up to 32768 elements in registers. Cross entropy reads the logits once whatever the vocabulary:
-every thread keeps a running maximum and sum of its own elements, and they merge once at the end of the row.
+Of softmax those are rows of up to 32768 elements, of cross entropy up to 2048 classes, several rows a program.
+`long_kernels` has rows of any length. The gradient of a given loss has one kernel: it needs no sum over a row.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -14,7 +17,8 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import exp, narrow, widen
-from ferryman.backends.triton_rows import LONG_BLOCK, collapse_rows, long_warps, row_tile
+from ferryman.backends.triton_rows import collapse_rows, row_tile
+from ferryman.ops.softmax.implementations import SHORT
 
 # ------------------------------------------------------------------------------------------------------- softmax
 
@@ -40,49 +44,6 @@ def _softmax(x_ptr, y_ptr, x_stride, rows, width, ROWS: tl.constexpr, BLOCK: tl.
     tl.store(y_ptr + first * width + (row * width + col), narrow(y, y_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _online(x, maximum, total):
-    """Adds exp of a chunk to each lane's running (maximum, sum). ``x`` is [lanes, n]; n elements of a lane share one
-    rescaling, so the cost is 1 + 1/n exponentials an element."""
-    larger = tl.maximum(maximum, tl.max(x, 1))
-    # +inf too: then the sum is inf and so is the log-sum-exp, as torch.logsumexp has it
-    shift = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)
-    total = total * tl.exp(maximum - shift) + tl.sum(tl.exp(x - shift[:, None]), 1)
-    return larger, total
-
-
-@triton.jit
-def _merge(maximum, total):
-    """(row maximum, shift, sum of exp(x - shift)) of the lanes' running values."""
-    larger = tl.max(maximum, 0)
-    shift = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)
-    lane = tl.where(tl.abs(maximum) == float("inf"), 0.0, maximum)  # what each lane has subtracted
-    scale = tl.where(total == 0.0, 0.0, tl.exp(lane - shift))
-    return larger, shift, tl.sum(tl.where(total == 0.0, 0.0, total * scale), 0)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _softmax_long(x_ptr, y_ptr, x_stride, rows, width, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_stride
-    y_ptr += row * width
-    place = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    maximum = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK // GROUP], tl.float32)
-    for start in range(0, width, BLOCK):
-        x = widen(tl.load(x_ptr + start + place, mask=place < width - start, other=float("-inf")))
-        maximum, total = _online(x, maximum, total)
-    larger, _, total_sum = _merge(maximum, total)
-    shift = _finite(larger)
-    scale = tl.where(larger == float("inf"), float("nan"), tl.div_rn(1.0, total_sum))  # as torch: inf / inf
-    col = tl.arange(0, BLOCK)
-    for start in range(0, width, BLOCK):
-        mask = col < width - start
-        x = widen(tl.load(x_ptr + start + col, mask=mask, other=float("-inf")))
-        y = exp(x - shift, y_ptr.dtype.element_ty == tl.float32) * scale
-        tl.store(y_ptr + start + col, narrow(y, y_ptr.dtype.element_ty), mask=mask)
-
-
 @triton.jit(do_not_specialize=["rows"])
 def _softmax_backward(
     grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
@@ -99,67 +60,7 @@ def _softmax_backward(
     tl.store(out_ptr + first * width + (row * width + col), narrow(out, out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _softmax_long_backward(grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    grad_ptr += row * grad_stride
-    y_ptr += row * y_stride
-    out_ptr += row * width
-    col = tl.arange(0, BLOCK)
-    inner = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, width, BLOCK):
-        mask = col < width - start
-        g = widen(tl.load(grad_ptr + start + col, mask=mask, other=0.0))
-        inner += g * widen(tl.load(y_ptr + start + col, mask=mask, other=0.0))
-    total = tl.sum(inner, 0)
-    for start in range(0, width, BLOCK):
-        mask = col < width - start
-        g = widen(tl.load(grad_ptr + start + col, mask=mask, other=0.0))
-        y = widen(tl.load(y_ptr + start + col, mask=mask, other=0.0))
-        tl.store(out_ptr + start + col, narrow(y * (g - total), out_ptr.dtype.element_ty), mask=mask)
-
-
 # ------------------------------------------------------------------------------------------------- cross entropy
-
-
-@triton.jit(do_not_specialize=["rows", "ignore_index"])
-def _loss(
-    x_ptr,
-    target_ptr,
-    loss_ptr,
-    lse_ptr,
-    x_stride,
-    rows,
-    width,
-    ignore_index,
-    smoothing,
-    SMOOTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_stride
-    label = tl.load(target_ptr + row)
-    valid = (label >= 0) & (label < width)
-    place = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    maximum = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK // GROUP], tl.float32)
-    plain = tl.zeros([BLOCK // GROUP], tl.float32)
-    for start in range(0, width, BLOCK):
-        mask = place < width - start
-        x = widen(tl.load(x_ptr + start + place, mask=mask, other=float("-inf")))
-        maximum, total = _online(x, maximum, total)
-        if SMOOTH:
-            plain += tl.sum(tl.where(mask, x, 0.0), 1)
-    _, shift, total_sum = _merge(maximum, total)
-    lse = shift + tl.log(total_sum)
-    picked = widen(tl.load(x_ptr + label, mask=valid, other=float("nan")))
-    loss = lse - picked
-    if SMOOTH:
-        mean = tl.div_rn(tl.sum(plain, 0), width + 0.0)
-        loss = (1.0 - smoothing) * loss + smoothing * (lse - mean)
-    tl.store(lse_ptr + row, lse)
-    tl.store(loss_ptr + row, tl.where(label == ignore_index, 0.0, loss))
 
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
@@ -177,7 +78,7 @@ def _loss_short(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`_loss` for few classes: several rows a program."""
+    """Several rows a program."""
     first = tl.program_id(0).to(tl.int64) * ROWS
     line = tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
@@ -262,11 +163,7 @@ def _loss_backward(
 
 # ------------------------------------------------------------------------------------------------------ launchers
 
-SHORT = 2048  # classes up to which a program takes several rows
-
-
-def _group(x: Tensor) -> int:
-    return 16 // x.element_size()  # one 16-byte load: the elements that a thread owns
+Launch = Callable[[tuple[Any, ...], int, Target], None]
 
 
 def softmax(x: Tensor, target: Target) -> Tensor:
@@ -276,12 +173,8 @@ def softmax(x: Tensor, target: Target) -> Tensor:
     width = x.shape[-1]
     x, rows, stride = collapse_rows(x)
     tile = row_tile(target, width, x.element_size(), rows, stride)
-    if tile.fits:
-        grid = (triton.cdiv(rows, tile.rows),)
-        launch(_softmax, grid, x, y, stride, rows, width, tile.rows, tile.block, device=x.device, num_warps=tile.warps)
-    else:
-        args = (x, y, stride, rows, width, LONG_BLOCK, _group(x))
-        launch(_softmax_long, (rows,), *args, device=x.device, num_warps=long_warps(target))
+    grid = (triton.cdiv(rows, tile.rows),)
+    launch(_softmax, grid, x, y, stride, rows, width, tile.rows, tile.block, device=x.device, num_warps=tile.warps)
     return y
 
 
@@ -293,18 +186,16 @@ def softmax_backward(grad: Tensor, y: Tensor, target: Target) -> Tensor:
     y, rows, stride = collapse_rows(y)
     grad, _, grad_stride = collapse_rows(grad)
     tile = row_tile(target, width, y.element_size(), rows, max(stride, grad_stride), arrays=2)
-    args = (grad, y, out, grad_stride, stride, rows, width)
-    if tile.fits:
-        grid = (triton.cdiv(rows, tile.rows),)
-        launch(_softmax_backward, grid, *args, tile.rows, tile.block, device=y.device, num_warps=tile.warps)
-    else:
-        launch(_softmax_long_backward, (rows,), *args, LONG_BLOCK, device=y.device, num_warps=long_warps(target))
+    grid = (triton.cdiv(rows, tile.rows),)
+    args = (grad, y, out, grad_stride, stride, rows, width, tile.rows, tile.block)
+    launch(_softmax_backward, grid, *args, device=y.device, num_warps=tile.warps)
     return out
 
 
-def cross_entropy(
-    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, target: Target
+def losses_by(
+    rows_by: Launch, logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, target: Target
 ) -> tuple[Tensor, Tensor]:
+    """(loss, log-sum-exp of each row): ``rows_by`` launches the kernel of rows, and one program adds up."""
     device = logits.device
     lse = torch.empty(labels.shape, dtype=torch.float32, device=device)
     loss = torch.empty((), dtype=torch.float32, device=device)
@@ -315,14 +206,22 @@ def cross_entropy(
     losses = torch.empty(rows, dtype=torch.float32, device=device)
     smoothing = float(label_smoothing)
     args = (logits, labels, losses, lse, stride, rows, width, ignore_index, smoothing, smoothing != 0.0)
-    if width <= SHORT:
-        tile = row_tile(target, width, logits.element_size(), rows, stride, arrays=2)
-        grid = (triton.cdiv(rows, tile.rows),)
-        launch(_loss_short, grid, *args, tile.rows, tile.block, device=device, num_warps=tile.warps)
-    else:
-        launch(_loss, (rows,), *args, LONG_BLOCK, _group(logits), device=device, num_warps=long_warps(target))
+    rows_by(args, stride, target)
     launch(_mean_loss, (1,), losses, labels, loss, rows, ignore_index, True, 1024, device=device, num_warps=4)
     return loss, lse
+
+
+def _losses(args: tuple[Any, ...], stride: int, target: Target) -> None:
+    logits, rows = args[0], args[2].shape[0]
+    tile = row_tile(target, logits.shape[-1], logits.element_size(), rows, stride, arrays=2)
+    grid = (triton.cdiv(rows, tile.rows),)
+    launch(_loss_short, grid, *args, tile.rows, tile.block, device=logits.device, num_warps=tile.warps)
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    return losses_by(_losses, logits, labels, ignore_index, label_smoothing, target)
 
 
 def cross_entropy_backward(
@@ -343,20 +242,25 @@ def cross_entropy_backward(
     return out
 
 
+SHAPES = ((2**17, 128), (8192, 1000), (4096, 1031), (8192, 8192), (512, 32000), (512, 50257), (64, 128256), (3, 1))
+
+
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:
-    """Attention scores, classifier heads and vocabularies, on and off the powers of two."""
+    """Attention scores and classifier heads, on and off the powers of two; gradients of vocabularies."""
     kind = getattr(torch, dtype)
 
     def calls(rows: int, width: int) -> None:
         x = torch.empty(rows, width, dtype=kind, device="meta")
-        softmax(x, target)
-        softmax_backward(x, x, target)
         labels = torch.empty(rows, dtype=torch.int64, device="meta")
         value = torch.empty((), dtype=torch.float32, device="meta")
         lse = torch.empty(rows, dtype=torch.float32, device="meta")
+        if row_tile(target, width, x.element_size(), rows).fits:
+            softmax(x, target)
+        if row_tile(target, width, x.element_size(), rows, arrays=2).fits:
+            softmax_backward(x, x, target)
         for smoothing in (0.0, 0.1):
-            cross_entropy(x, labels, -100, smoothing, target)
+            if width <= SHORT:
+                cross_entropy(x, labels, -100, smoothing, target)
             cross_entropy_backward(value, x, labels, lse, -100, smoothing, target)
 
-    shapes = [(2**17, 128), (8192, 1000), (4096, 1031), (8192, 8192), (512, 32000), (512, 50257), (64, 128256), (3, 1)]
-    return recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]
+    return recorded(lambda r=r, w=w: calls(r, w) for r, w in SHAPES)  # type: ignore[misc]

@@ -71,38 +71,42 @@ def _closure(file: str, start: set[str]) -> dict[str, set[str]]:
 
 
 @functools.lru_cache(maxsize=None)
-def interpretable(op: str) -> Implementation | None:
+def interpretable(op: str) -> tuple[Implementation, ...]:
     """The op's last Triton line, which serves every call, whose kernels Triton's interpreter can run (Gluon it
-    cannot)."""
-    for line in reversed(registry.implementations(op)):
-        file, function = file_of(line)
-        if line.backend == "triton" and file and "experimental.gluon" not in text_of(file):
-            names = python.reachable(_tree(file), {function})
-            if names & python.jitted(_tree(file)) or any("jit" in text_of(f) for f in _imports(file, names)):
-                return line
-    return None
+    cannot); then its sisters in the files that it uses."""
+    able = [line for line in reversed(registry.implementations(op)) if _runs(line)]
+    if not able:
+        return ()
+    file, function = file_of(able[0])
+    files = _closure(file, {function})
+    return (able[0], *(line for line in able[1:] if file_of(line)[0] in files))
+
+
+def _runs(line: Implementation) -> bool:
+    file, function = file_of(line)
+    if line.backend != "triton" or not file or "experimental.gluon" in text_of(file):
+        return False
+    names = python.reachable(_tree(file), {function})
+    return bool(names & python.jitted(_tree(file))) or any("jit" in text_of(f) for f in _imports(file, names))
 
 
 @functools.lru_cache(maxsize=None)
 def multiplies(op: str) -> bool:
     """Whether its kernels multiply tiles: of bfloat16, Triton's interpreter then multiplies raw integers."""
-    line = interpretable(op)
-    if line is None:
-        return False
-    file, function = file_of(line)
-    return any("tl.dot(" in text_of(f) for f in _closure(file, {function}))
+    places = [file_of(line) for line in interpretable(op)]
+    return any("tl.dot(" in text_of(f) for file, function in places for f in _closure(file, {function}))
 
 
-def candidates(op: str) -> list[Edit]:
-    """Every edit of the jitted functions that the op's launcher reaches, its helpers' in other files among them."""
-    line = interpretable(op)
-    if line is None:
-        return []
-    file, function = file_of(line)
-    edits: list[Edit] = []
-    for path, names in sorted(_closure(file, {function}).items()):
-        if "experimental.gluon" not in text_of(path):
-            edits += python.edits(text_of(path), path, names)
+def candidates(op: str) -> dict[Edit, Implementation]:
+    """Every edit of the jitted functions that the op's launchers reach, its helpers' in other files among them, with
+    the first line that reaches it."""
+    edits: dict[Edit, Implementation] = {}
+    for line in interpretable(op):
+        file, function = file_of(line)
+        for path, names in sorted(_closure(file, {function}).items()):
+            if "experimental.gluon" not in text_of(path):
+                for edit in python.edits(text_of(path), path, names):
+                    edits.setdefault(edit, line)
     return edits
 
 

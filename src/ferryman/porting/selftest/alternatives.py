@@ -82,10 +82,17 @@ def alternatives(ops: Sequence[str], backend: str) -> list[Alternative]:
                 for r in right.RIGHT
                 if r.applies(set(used(op)))
             ]
-        elif (ours := sources.interpretable(op)) is not None:
-            alternates.append(Alternative(op, "shipped", functools.partial(registry.launcher, ours), ours, "triton"))
-            alternates += [
-                Alternative(op, name, functools.partial(_elsewhere, ours, facts), ours, "triton")
-                for name, facts in DEVICES.items()
-            ]
+            continue
+        general, *others = sources.interpretable(op) or (None,)
+        if general is None:
+            continue
+        alternates.append(Alternative(op, "shipped", functools.partial(registry.launcher, general), general, "triton"))
+        alternates += [
+            Alternative(op, f"shipped {line.name}", functools.partial(registry.launcher, line), line, "triton")
+            for line in others
+        ]
+        alternates += [
+            Alternative(op, name, functools.partial(_elsewhere, general, facts), general, "triton")
+            for name, facts in DEVICES.items()
+        ]
     return alternates

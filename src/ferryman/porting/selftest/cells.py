@@ -16,6 +16,7 @@ from ferryman.errors import UnknownName
 from ferryman.ops.domain import Sizes
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, TensorSpec
+from ferryman.porting.bench.grid import on_meta
 from ferryman.porting.inputs import fuzz
 from ferryman.porting.inputs.cases import Arguments, arguments, cases_of
 from ferryman.porting.inputs.fills import dtype_name
@@ -53,9 +54,13 @@ class Draw:
 
 
 class Cells:
-    """The cells of one op at one seed, each made ready once, and the right kernel's results on them."""
+    """The cells of one op at one seed, each made ready once, and the right kernel's results on them.
 
-    def __init__(self, op: str, setting: Setting, seed: int, backend: str) -> None:
+    line: of those that it serves.
+    """
+
+    def __init__(self, op: str, setting: Setting, seed: int, backend: str, line: Implementation | None = None) -> None:
+        self.line = line
         self.primitive, self.setting, self.seed, self.backend = registry.primitive(op), setting, seed, backend
         self.cases = cases_of(self.primitive)
         self.target = target_of(setting.simulate or setting.profile)
@@ -84,12 +89,18 @@ class Cells:
         the right kernel has run on some, these come first, by their cost, then small ones of any dtype."""
         usual = [c for c in self.cases if aligned(self.primitive, c)][:1]
         rest = sorted((c for c in self.cases if c not in usual), key=elements)
-        pairs = [(case, dtype) for dtype in self.dtypes for case in [*usual, *rest]]
+        pairs = [(case, dtype) for dtype in self.dtypes for case in [*usual, *rest] if self._serves(case, dtype)]
         known = self._seconds
         if known:
             last = max(known.values())
             pairs.sort(key=lambda c: known.get((c[0].name, c[1]), last + 1 + elements(c[0])))
         return pairs
+
+    def _serves(self, case: Case, dtype: torch.dtype) -> bool:
+        if self.line is None:
+            return True
+        args, profile = on_meta(self.primitive, case, dtype), self.setting.profile
+        return not refusals(self.line, View.of(self.primitive, args, profile), profile, absent=True)
 
     def unknown(self, case: Case, dtype: torch.dtype) -> bool:
         """Whether the budget did not reach this cell."""

@@ -113,11 +113,13 @@ def _of_rules(known: Primitive) -> list[Mutant]:
 
 def _of_source(op: str, most: int | None, seed: int) -> list[Mutant]:
     """Edits of the op's Triton source."""
-    line = sources.interpretable(op)
-    if line is None:
-        return []
-    make, right = functools.partial(sources.kernel, line), functools.partial(registry.launcher, line)
-    return _edits(op, line, _some(sources.candidates(op), op, most, seed), make, right)
+    edits = sources.candidates(op)
+    chosen = _some(list(edits), op, most, seed)
+    mutants: list[Mutant] = []
+    for line in sources.interpretable(op):
+        make, right = functools.partial(sources.kernel, line), functools.partial(registry.launcher, line)
+        mutants += _edits(op, line, [edit for edit in chosen if edits[edit] is line], make, right)
+    return mutants
 
 
 def _of_units(op: str, most: int | None, seed: int) -> list[Mutant]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ferryman.ops.menu import Implementation
 from ferryman.porting.mutate import sources
 from ferryman.porting.mutate.edits import EditError
 from ferryman.porting.running import simulated_route
@@ -104,12 +105,13 @@ def each_mutant(
     budget: process seconds of an op's right kernel for what edits need that survive the first cells. What these cannot
     decide is not run.
     """
-    grouped: dict[tuple[str, str], list[Mutant]] = {}
+    grouped: dict[tuple[str, str, Implementation | None], list[Mutant]] = {}
     for mutant in mutants:
-        grouped.setdefault((mutant.op, mutant.backend), []).append(mutant)
+        line = mutant.line if mutant.backend == "triton" else None
+        grouped.setdefault((mutant.op, mutant.backend, line), []).append(mutant)
     lost: str | None = None
-    for (op, backend), group in grouped.items():
-        cells = Cells(op, setting, seed, backend)
+    for (op, backend, line), group in grouped.items():
+        cells = Cells(op, setting, seed, backend, line)
         if setting.device.type != "cuda" and backend != "torch":
             yield from _interpreted(group, cells, every_run_judged, limit, math.inf if budget is None else budget)
             continue
