@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,3 +28,16 @@ def launched(op: str, args: Sequence[Any], known: Profile) -> tuple[str, list[st
     line = serving(op, "triton", args, known)
     launch, target = registry.launcher(line), select.target_of(known)
     return line.name, [kernel.name for kernel in recorded([lambda: launch(*args, target)])]
+
+
+def rows_launched(op: str, args: Sequence[Any], known: Profile) -> dict[str, tuple[int, int]]:
+    """Configuration -> (rows of a program, warps) that "triton.rows" launches with it. args: on the meta device."""
+    from ferryman.backends.triton import recorded
+
+    line = registry.implementation(op, "triton.rows")
+    launch, tiles = registry.launcher(line), {}
+    for name in ("", *line.ranked_configurations(args, select.target_of(known))):
+        target = select.target_of(known, name)
+        (one,) = recorded([functools.partial(launch, *args, target)])
+        tiles[name] = one.constexprs["ROWS"], one.num_warps
+    return tiles

@@ -83,7 +83,12 @@ def test_every_configuration_can_serve_its_call_and_has_a_name_of_its_own() -> N
 
 def test_every_menu_line_that_has_configurations_ranks_its_op_s_standard_case() -> None:
     lines = [line for op in registry.primitives() for line in registry.implementations(op) if line.configurations]
-    assert {(line.op, line.name) for line in lines} == {("linear", "cuda"), ("attention", "triton.decode")}
+    rows = {"softmax", "softmax_backward", "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"}
+    assert {(line.op, line.name) for line in lines} == {
+        ("linear", "cuda"),
+        ("attention", "triton.decode"),
+        *((op, "triton.rows") for op in rows),
+    }
     linear = next(line for line in lines if line.op == "linear")
     assert linear.ranked_configurations(arguments(0, 8, 8), select.target_of(H200)) == {}
 

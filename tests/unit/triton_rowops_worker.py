@@ -299,8 +299,13 @@ def launchers(family: str, op: str, args: tuple[Any, ...]) -> Iterator[tuple[str
     known, here = registry.primitive(op), detect("cpu")
     lines, view = registry.asked(op, ("triton",)), select.View.of(known, args, here)
     for line in lines:
-        if not any(clause.reason(view) for clause in line.when):
-            yield "" if len(lines) == 1 else f", {line.name}", registry.launcher(line)
+        if any(clause.reason(view) for clause in line.when):
+            continue
+        launch = registry.launcher(line)
+        yield "" if len(lines) == 1 else f", {line.name}", launch
+        for name in list(line.ranked_configurations(args, CPU))[1:] if args[0].shape == (7, 257) else ():
+            tile = dataclasses.replace(CPU, configuration=name)
+            yield f", {line.name} {name}", lambda *given, launch=launch, tile=tile: launch(*given[:-1], tile)
 
 
 def work(family: str, dtype: torch.dtype) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,12 @@ def collapse_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
         else:
             return x, rows, width if stride is None else stride
     return x.contiguous(), rows, width
+
+
+def rows_of(x: torch.Tensor) -> tuple[int, int]:
+    """What `collapse_rows` says of ``x``'s rows, without a copy: their number, and elements from one to the next."""
+    without_data = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return collapse_rows(without_data)[1:]
 
 
 def lanes(target: Target) -> int:
@@ -68,6 +75,28 @@ def row_tile(target: Target, width: int, itemsize: int, rows: int, stride: int =
         together = 1
         warps = min(warps, max(1, block * itemsize // (16 * wave)))  # fewer warps, rather than loads under 16 bytes
     return RowTile(together, block, warps, fits)
+
+
+_CONFIGURATION = re.compile(r"rows_(\d{1,2})_warps_(\d{1,2})")
+_BESIDE = 1.05  # of a tile's time: nothing is known of the tiles beside a plan, which was measured, but that it leads
+
+
+def configured(tile: RowTile, target: Target) -> RowTile:
+    """The tile, or the one that the target's configuration names."""
+    named = _CONFIGURATION.fullmatch(target.configuration)
+    return tile if named is None else tile._replace(rows=int(named[1]), warps=int(named[2]))
+
+
+def tiles_beside(tile: RowTile, target: Target, stride: int) -> dict[str, float]:
+    """A plan's tile, and those of half and twice its rows or warps, by name: what a tuner tries, and how they rank."""
+    rows, warps, wave = tile.rows, tile.warps, lanes(target)
+    near = ((2 * rows, warps), (rows, 2 * warps), (rows, warps // 2), (rows // 2, warps))
+    able = [
+        (r, w)
+        for r, w in near
+        if 1 <= r <= 64 and 1 <= w <= target.max_threads // wave and w * wave <= r * tile.block and r * stride < 2**31
+    ]
+    return {f"rows_{r}_warps_{w}": 1.0 if (r, w) == (rows, warps) else _BESIDE for r, w in ((rows, warps), *able)}
 
 
 LONG_BLOCK = 8192  # elements of a row read at a time where the row does not fit

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ferryman.device_profiles import profile
-from tests.lines import launched
+from ferryman.dispatch import registry
+from tests.lines import launched, rows_launched
 
 pytest.importorskip("triton")
 
@@ -63,3 +64,14 @@ def test_rows_go_to_the_kernels_that_they_went_to(op: str, device: str) -> None:
             assert (name, kernels) == (expected, BACKWARD[expected] if weighted else BACKWARD[expected][:1]), width
         lines.add(name)
     assert lines == set(BACKWARD if op.endswith("_backward") else FORWARD)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_tile_of_another_size_is_a_configuration(op: str) -> None:
+    for width in (64, 1000, 8192):
+        x, w = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((100_000, width), (width,)))
+        tiles = rows_launched(op, _args(op, x, w, True), profile("h200"))
+        plan, own, *others = tiles.values()
+        assert plan == own and len(set(others)) == len(others) >= 2 and own not in others
+        assert list(tiles)[1:] == [f"rows_{r}_warps_{w}" for r, w in (own, *others)]
+    assert registry.implementation(op, "triton.rows").ranked_configurations(_args(op, x[:0], w, True), None) == {}

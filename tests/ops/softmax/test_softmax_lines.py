@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ferryman.device_profiles import profile
-from tests.lines import launched
+from tests.lines import launched, rows_launched
 
 pytest.importorskip("triton")
 
@@ -63,3 +63,18 @@ def test_a_gradient_without_gaps_is_scaled_flat() -> None:
         "triton",
         ["_mean_loss", "_loss_backward"],
     )
+
+
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+def test_a_tile_of_another_size_is_a_configuration(op: str) -> None:
+    """The plan's own first, and with it beside it tiles of half and twice its rows or warps, each launched as named."""
+    for width in (64, 1000, 8192):
+        tiles = rows_launched(op, _args(op, 100_000, width, torch.bfloat16), profile("h200"))
+        plan, own, *others = tiles.values()
+        assert plan == own and len(set(others)) == len(others) >= 2 and own not in others
+        assert list(tiles)[1:] == [f"rows_{r}_warps_{w}" for r, w in (own, *others)]
+        assert all(sorted((r / own[0], w / own[1])) in ([1, 2], [0.5, 1]) for r, w in others)
+    # rows so far apart that more in a tile would overflow
+    wide = torch.empty(70_000, 2**25, dtype=torch.bfloat16, device="meta")[:, :64]
+    tiles = rows_launched(op, (wide,) if op == "softmax" else (wide, wide), profile("h200"))
+    assert all(rows * 2**25 < 2**31 for rows, _ in tiles.values())

@@ -127,7 +127,8 @@ def _triton(op: str, x: str, arrays: int) -> tuple[Implementation, ...]:
     alike: dict[str, Any] = {"op": op, "replayable": True, "kin": "rows"}
     long = Implementation(name="triton.long", where="long_kernels", **alike)
     if not op.endswith("_backward"):
-        return (Implementation(name="triton.rows", when=(fits,), partial=True, **alike), long)
+        tiles = "configurations_added" if arrays == 2 else "configurations"
+        return (Implementation(name="triton.rows", when=(fits,), partial=True, configurations=tiles, **alike), long)
     when = (fits, _sums_fit(op, x))
     return (
         Implementation(name="triton.rows", where="backward_kernels", when=when, partial=True, **alike),

@@ -14,7 +14,7 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import inverse_root, narrow, widen
-from ferryman.backends.triton_rows import RowTile, collapse_rows, row_tile
+from ferryman.backends.triton_rows import RowTile, collapse_rows, configured, row_tile, rows_of, tiles_beside
 from ferryman.ops.norm.calls_kernels import model_calls
 
 # ------------------------------------------------------------------------------------------------------- forward
@@ -124,9 +124,29 @@ def forward_by(
 
 def _rows(args: tuple[Any, ...], rows: int, target: Target) -> None:
     x, residual, width = args[0], args[1], args[0].shape[-1]
-    tile = tile_of(target, width, x.element_size(), rows, max(args[6:8]), 1 if residual is None else 2)
+    plan = tile_of(target, width, x.element_size(), rows, max(args[6:8]), 1 if residual is None else 2)
+    tile = configured(plan, target)
     grid = (triton.cdiv(rows, tile.rows),)
     launch(_norm, grid, *args, is_whole(tile, width), tile.rows, tile.block, device=x.device, num_warps=tile.warps)
+
+
+def configurations(x: Tensor, *rest: Any) -> dict[str, float]:
+    """Of a norm without a residual, for the menu. rest: what else its launcher takes."""
+    return _configurations(rest[-1], x)
+
+
+def configurations_added(x: Tensor, residual: Tensor, *rest: Any) -> dict[str, float]:
+    """Of a norm with a residual."""
+    return _configurations(rest[-1], x, residual)
+
+
+def _configurations(target: Target, *tensors: Tensor) -> dict[str, float]:
+    x = tensors[0]
+    if x.numel() == 0:
+        return {}
+    rows, stride = rows_of(x)[0], max(rows_of(t)[1] for t in tensors)
+    plan = tile_of(target, x.shape[-1], x.element_size(), rows, stride, len(tensors))
+    return tiles_beside(plan, target, stride)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool, target: Target) -> Tensor:

@@ -36,17 +36,21 @@ _ROWS: dict[str, Any] = {"replayable": True, "kin": "rows"}
 SHORT = 2048  # classes up to which a program of cross entropy takes several rows
 
 
-def _rows(op: str, fits: Clause, module: str = "triton_kernels") -> tuple[Implementation, Implementation]:
+def _rows(
+    op: str, fits: Clause, module: str = "triton_kernels", tiles: str | None = None
+) -> tuple[Implementation, Implementation]:
     """Rows that registers hold, each read once; and rows of any length, in parts."""
     return (
-        Implementation(op=op, name="triton.rows", where=module, when=(fits,), partial=True, **_ROWS),
+        Implementation(
+            op=op, name="triton.rows", where=module, when=(fits,), partial=True, configurations=tiles, **_ROWS
+        ),
         Implementation(op=op, name="triton.long", where="long_kernels", **_ROWS),
     )
 
 
 _TRITON = (
-    *_rows("softmax", row_in_registers("x")),
-    *_rows("softmax_backward", row_in_registers("y", 2)),
+    *_rows("softmax", row_in_registers("x"), tiles="configurations"),
+    *_rows("softmax_backward", row_in_registers("y", 2), tiles="configurations_backward"),
     *_rows("cross_entropy", at_most("logits.shape[-1]", SHORT)),
     Implementation(op="cross_entropy_backward", name="triton", replayable=True),
     *_rows("cross_entropy_inplace_grad", row_in_registers("logits", 2), "loss_kernels"),

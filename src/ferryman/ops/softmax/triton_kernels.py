@@ -17,7 +17,7 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import exp, narrow, widen
-from ferryman.backends.triton_rows import collapse_rows, row_tile
+from ferryman.backends.triton_rows import collapse_rows, configured, row_tile, rows_of, tiles_beside
 from ferryman.ops.softmax.implementations import SHORT
 
 # ------------------------------------------------------------------------------------------------------- softmax
@@ -172,10 +172,27 @@ def softmax(x: Tensor, target: Target) -> Tensor:
         return y
     width = x.shape[-1]
     x, rows, stride = collapse_rows(x)
-    tile = row_tile(target, width, x.element_size(), rows, stride)
+    tile = configured(row_tile(target, width, x.element_size(), rows, stride), target)
     grid = (triton.cdiv(rows, tile.rows),)
     launch(_softmax, grid, x, y, stride, rows, width, tile.rows, tile.block, device=x.device, num_warps=tile.warps)
     return y
+
+
+def configurations(x: Tensor, target: Target) -> dict[str, float]:
+    """Of `softmax`, for the menu."""
+    if x.numel() == 0:
+        return {}
+    rows, stride = rows_of(x)
+    return tiles_beside(row_tile(target, x.shape[-1], x.element_size(), rows, stride), target, stride)
+
+
+def configurations_backward(grad: Tensor, y: Tensor, target: Target) -> dict[str, float]:
+    """Of `softmax_backward`, for the menu."""
+    if y.numel() == 0:
+        return {}
+    (rows, stride), (_, other) = rows_of(y), rows_of(grad)
+    most = max(stride, other)
+    return tiles_beside(row_tile(target, y.shape[-1], y.element_size(), rows, most, arrays=2), target, most)
 
 
 def softmax_backward(grad: Tensor, y: Tensor, target: Target) -> Tensor:
@@ -185,7 +202,7 @@ def softmax_backward(grad: Tensor, y: Tensor, target: Target) -> Tensor:
     width = y.shape[-1]
     y, rows, stride = collapse_rows(y)
     grad, _, grad_stride = collapse_rows(grad)
-    tile = row_tile(target, width, y.element_size(), rows, max(stride, grad_stride), arrays=2)
+    tile = configured(row_tile(target, width, y.element_size(), rows, max(stride, grad_stride), arrays=2), target)
     grid = (triton.cdiv(rows, tile.rows),)
     args = (grad, y, out, grad_stride, stride, rows, width, tile.rows, tile.block)
     launch(_softmax_backward, grid, *args, device=y.device, num_warps=tile.warps)
