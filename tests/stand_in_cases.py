@@ -78,6 +78,7 @@ TILES: Mapping[str, tuple[Case, ...]] = {
     "add_rms_norm": (_sum(1031, 1024),),
     "softmax": tuple(_rows(*s) for s in ((_SHORT, 128), (1031, 1000), (300, 32000))),
     "cross_entropy": tuple(_loss(*s) for s in ((_SHORT, 128), (1031, 1000), (1031, 1031), (3, 1))),
+    "cross_entropy_inplace_grad": (_loss(300, 32_000),),
     "linear": (_linear(16, 512, 8192),),
     "rope": (_rope(32, 32, 8, 1, 128),),
     "attention": (

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -74,12 +74,18 @@ def row(source: Specialisation, target: Target, arch: str) -> dict[str, Any]:
     }
 
 
+def modules(family: str) -> list[ModuleType]:
+    """Of a family's kernels those for any device: its general file, and what stands beside it for other rows."""
+    general = ("triton_kernels", "backward_kernels", "columns_kernels", "long_kernels")
+    names = [name for name in groups._modules("triton", family) if name.rpartition(".")[2] in general]
+    return [importlib.import_module(name) for name in names]
+
+
 def sweep(name: str, arch: str, dtype: str, every: str, *families: str) -> dict[str, list[dict[str, Any]]]:
     target = target_of(profile(name))
     rows = {}
     for family in families:
-        modules = map(importlib.import_module, groups._modules("triton", family))
-        sources = [one for kernels in modules for one in kernels.specialisations(target, dtype)]
+        sources = [one for kernels in modules(family) for one in kernels.specialisations(target, dtype)]
         rows[family] = [row(one, target, arch) for one in sources[:: int(every)]]
     return rows
 
@@ -94,7 +100,7 @@ def reach(dtype: str) -> dict[str, list[str]]:
     target, kind = target_of(profile("a100")), getattr(torch, dtype)
     left: set[str] = set()
     for family in (f.name for f in registry.families()):
-        for kernels in map(importlib.import_module, groups._modules("triton", family)):
+        for kernels in modules(family):
             left |= {tile(one) for one in kernels.specialisations(target, dtype)}
 
     def tiles(op: Primitive, case: Case) -> set[str]:
