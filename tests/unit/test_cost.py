@@ -432,6 +432,86 @@ def test_one_row_is_no_neighbour_of_two_nor_few_of_a_tile_and_heads_are_no_batch
     assert near.distance(region(4, 8, 1), measured, one) is None  # decoding
 
 
+def test_a_region_says_nothing_of_another_head_size() -> None:
+    _, one = entry(64, a=1e-6, b=2e-6)
+
+    def region(dim: int, keys: int = 4096, mask: bool = False) -> str:
+        q, k = meta(2, 8, 512, dim), meta(2, 2, keys, dim)
+        hidden = meta(2, 1, 512, keys) if mask else None
+        return lockfile.region(
+            ops.attention.primitive, (q, k, k, True, None, None, 0.0, hidden, None, None, None, 0.0, None)
+        )
+
+    assert near.distance(region(128), region(96), one) is None
+    assert near.distance(region(128, 2048), region(128), one) == 1.0
+    # of a mask the last dimension is a length
+    assert near.distance(region(128, 2048, True), region(128, 4096, True), one) == 1.0
+
+    def delta(width: int, dim: int, batch: int = 64) -> str:
+        q, v = meta(batch, 1, 16, width), meta(batch, 1, 32, dim)
+        g, state = meta(batch, 1, 32), meta(batch, 32, width, dim)
+        return lockfile.region(ops.gated_delta_rule.primitive, (q, q, v, g, g, state, None, True))
+
+    assert near.distance(delta(128, 128, 32), delta(128, 128), one) == 1.0
+    assert near.distance(delta(96, 128), delta(128, 128), one) is None
+    assert near.distance(delta(128, 192), delta(128, 128), one) is None
+
+
+def test_what_is_composed_goes_first_in_the_measured_region_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the gradient of one token of a delta rule on an H100: 2.3 ms for 64 sequences, 1.7 ms for six; Triton's
+    kernel takes 4.2 ms and 0.5."""
+    op, here = registry.primitive("gated_delta_rule_backward"), profile_of("h100")
+
+    def call(batch: int) -> tuple[Any, ...]:
+        q, v = meta(batch, 1, 16, 128), meta(batch, 1, 32, 128)
+        g, state = meta(batch, 1, 32, dtype=torch.float32), meta(batch, 32, 128, 128, dtype=torch.float32)
+        return (v, None, q, q, v, g, g, state, None, True)
+
+    work = cost.work_of(op, call(64))
+    measured = lockfile_entry.Entry(
+        implementation="torch",
+        seconds=2.3e-3,
+        kernels="0" * 64,
+        bytes=work.bytes,
+        flops=work.flops,
+        candidates=[
+            {"implementation": "torch", "seconds": 2.3e-3},
+            {"implementation": "triton.chunked", "seconds": 4.2e-3},
+        ],
+    )
+    monkeypatch.setattr(lockfile, "entries", lambda name, profile: {lockfile.region(op, call(64)): measured})
+    for batch, name, source in ((64, "torch", "lockfile"), (32, "triton.chunked", "predicted"), (8, "triton", "pred")):
+        decision = select.select(op, call(batch), here, PLAIN, absent=True)
+        assert decision.implementation.name.startswith(name) and decision.source.startswith(source), batch
+    times = {"torch": (1e-6, 0.01), "triton.chunked": (1e-3, 0.01)}
+    monkeypatch.setattr(lockfile, "entries", lambda name, profile: {})
+    monkeypatch.setattr(cost, "knows", lambda name, profile: True)
+    monkeypatch.setattr(cost, "predictions", lambda op, work, profile: times)
+    assert select.select(op, call(32), here, PLAIN, absent=True).implementation.name == "triton.chunked"
+
+
+def test_regions_beyond_a_factor_of_two_do_not_overtake_a_line_that_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may lie where it does not lead: 256 rows of packed weights are cuBLAS's, 64 are not."""
+    op, here = ops.linear_w4.primitive, profile_of("h100")
+
+    def call(rows: int) -> tuple[Any, ...]:
+        weight, scales = meta(4096, 2048, dtype=torch.uint8), meta(4096, 32)
+        return (meta(rows, 4096), weight, scales, None, 128)
+
+    work = cost.work_of(op, call(128))
+    measured = lockfile_entry.Entry(
+        implementation="triton",
+        seconds=2e-4,
+        kernels="0" * 64,
+        bytes=work.bytes,
+        flops=work.flops,
+        candidates=[{"implementation": "triton", "seconds": 2e-4}, {"implementation": "torch", "seconds": 3e-4}],
+    )
+    monkeypatch.setattr(lockfile, "entries", lambda name, profile: {lockfile.region(op, call(128)): measured})
+    chosen = {m: select.select(op, call(m), here, PLAIN, absent=True).implementation.name for m in (128, 256, 512)}
+    assert chosen == {128: "triton", 256: "triton", 512: "torch"}
+
+
 def test_on_a_device_without_rates_times_grow_with_the_bytes() -> None:
     key, one = entry(1024, a=1e-6, b=2e-6)
     assert predicted(2048, {key: one}, profile=CPU).seconds == pytest.approx({"a": 2e-6, "b": 4e-6})

@@ -1,12 +1,13 @@
 """A region that nobody measured, beside some that were: what each candidate would take there.
 
-Regions are compared if they agree in all but sizes; those of one row or query, and of fewer than a tile's, are kinds
-of their own, as libraries and launchers have other kernels for them. How far apart two are is the most that any
-tensor's rows or its last dimension differ (of four dimensions, any of them: heads are no batch), in powers of two: of
-the regions alone, so that every call in one is served alike. A candidate's time is the
-neighbours' level, carried to this size by the least time of the work (`cost.scale`), times how much slower than the
-neighbours' best it was there: both averaged in the logarithm, weighted by the inverse square of the distance. So the
-nearest region alone does not decide: between one where A wins a little and one where B wins a lot, B may win.
+Regions are compared if they agree in all but sizes; those of one row or query, of fewer than a tile's, and of another
+head size (the last of four dimensions, which several tensors share) are kinds of their own, as libraries and launchers
+have other kernels for them. How far apart two are is the most that any tensor's rows or its last dimension differ (of
+four dimensions, any of them: heads are no batch), in powers of two: of the regions alone, so that every call in one is
+served alike. A candidate's time is the neighbours' level, carried to this size by the least time of the work
+(`cost.scale`), times how much slower than the neighbours' best it was there: both averaged in the logarithm, weighted by
+the inverse square of the distance. So the nearest region alone does not decide: between one where A wins a little and
+one where B wins a lot, B may win.
 """
 
 from __future__ import annotations
@@ -80,17 +81,20 @@ class Prediction:
 
 @lru_cache(maxsize=_CACHED)
 def _read(region: str) -> tuple[str, Mapping[str, tuple[float, ...]]]:
-    """What a region has besides sizes (and whether it has one row or query, or few, as `cost.kind_of` says), and log2
-    of each tensor's (rows, last dimension), or of all four dimensions."""
+    """What a region has besides sizes (whether it has one row or query, or few, as `cost.kind_of` says, and its head
+    sizes), and log2 of each tensor's (rows, last dimension), or of all four dimensions."""
     sizes: dict[str, tuple[float, ...]] = {}
-    rows = None
+    rows, last = None, []
     for name, _, dims in _TENSOR.findall(region):
         logs = tuple(_log(d) for d in dims.split(",") if d)
         sizes[name] = logs if len(logs) > 3 else (sum(logs[:-1]), logs[-1] if logs else 0.0)
+        if len(logs) > 3:
+            last.append(dims.rpartition(",")[2])
         if rows is None and len(logs) > 1:
             rows = sizes[name][-2]
     few = "" if rows is None or rows >= math.log2(cost.TILE) else cost.ONE if rows == 0 else cost.FEW
-    return few + _TENSOR.sub(r"\1=\2[]", region), sizes
+    heads = [size for size in last if last.count(size) > 1]
+    return " ".join([few, *heads, _TENSOR.sub(r"\1=\2[]", region)]), sizes
 
 
 def _log(dimension: str) -> float:

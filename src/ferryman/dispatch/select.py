@@ -186,12 +186,22 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     elif entries or cost.knows(op.name, profile):
         work = cost.work_of(op, args)
         predicted = _near(op, region, work, profile, entries)
+        if first and predicted is not None and predicted.distance > near.BEFORE:
+            predicted = None  # regions farther off may lie where the line does not lead
         modelled = cost.predictions(op, work, profile)
         names, foretold, seconds = foreseen(names, menu, predicted, modelled)
         source = foretold if foretold != "profile" else source
     backends = registry.backends()
     serves = [n for n in dict.fromkeys(names) if n in menu and profile.vendor in backends[menu[n].backend].vendors]
     return _Order([menu[name] for name in serves], source, seconds)
+
+
+def _composed_last(names: Sequence[str], menu: Mapping[str, Implementation]) -> list[str]:
+    """What is composed behind what can serve besides, before the definition, wherever it was not measured itself: its
+    many launches take as long for less work, and its intermediate results may not fit for more."""
+    if not any(menu[n].composed for n in names):
+        return list(names)
+    return sorted(names, key=lambda n: (menu[n].backend == "definition", menu[n].composed))
 
 
 def foreseen(
@@ -211,9 +221,11 @@ def foreseen(
         # regions near, but outside what a line is made for, say nothing of it
         covered = {*beside.seconds, *beside.failed}
         first = [n for n in names[:1] if menu[n].partial and n not in covered]
-        return [*first, *beside.ranked([*names, *menu])], str(beside), dict(beside.seconds)
+        order = _composed_last([*dict.fromkeys([*first, *beside.ranked([*names, *menu])])], menu)
+        return order, str(beside), dict(beside.seconds)
     seconds = {name: value for name, (value, _) in modelled.items()}
     order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)
+    order = _composed_last(order, menu)
     if order[: len(names)] == list(names):
         return list(names), "profile", seconds
     return order, "predicted by the cost model", seconds

@@ -118,3 +118,22 @@ def test_the_triton_kernel_is_right_interpreted() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     verdicts = json.loads(done.stdout)
     assert len(verdicts) == 8 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "chosen", "source"),
+    [
+        ("h100", 128, "triton", "profile"),
+        ("h100", 129, "torch", "menu"),
+        ("h100", 4096, "torch", "menu"),
+        ("h200", 129, "torch", "menu"),
+        ("mi300x", 4096, "triton", "profile"),
+    ],
+)
+def test_many_rows_are_multiplied_by_unpacked_weights(device: str, rows: int, chosen: str, source: str) -> None:
+    """From the rows on that the device's profile has; a device that has none keeps its order."""
+    x = torch.empty(1, rows, 4096, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(4096, 2048, dtype=torch.uint8, device="meta")
+    scales = torch.empty(4096, 32, dtype=torch.bfloat16, device="meta")
+    explanation = ferryman.explain("linear_w4", x, weight, scales, None, 128, device=device)
+    assert (explanation.chosen, explanation.source) == (chosen, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ferryman.ops.clauses import dtypes, multiple_of, unit_stride, when_interpreted
+from ferryman.ops.clauses import dtypes, multiple_of, threshold, unit_stride, when_interpreted
 from ferryman.ops.menu import Implementation, menu
 
 _WHEN = (
@@ -13,8 +13,13 @@ _WHEN = (
     unit_stride("weight"),
 )
 
+# unpacking takes as long for any rows; from so many on, the vendor's product of unpacked weights saves more
+_MANY = threshold(
+    "linear_w4.torch.rows", "rows", ("x.shape",), lambda view: view.args["x"].numel() / max(1, view.args["x"].shape[-1])
+)
+
 IMPLEMENTATIONS = menu(
     "ferryman.ops.linear_w4",
-    Implementation(op="linear_w4", name="torch", accumulation="split-k", roundings=("w",)),
+    Implementation(op="linear_w4", name="torch", accumulation="split-k", roundings=("w",), leads=(_MANY,)),
     Implementation(op="linear_w4", name="triton", when=_WHEN, replayable=True),
 )
