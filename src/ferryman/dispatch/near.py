@@ -5,9 +5,9 @@ head size (the last of four dimensions, which several tensors share) are kinds o
 have other kernels for them. How far apart two are is the most that any tensor's rows or its last dimension differ (of
 four dimensions, any of them: heads are no batch), in powers of two: of the regions alone, so that every call in one is
 served alike. A candidate's time is the neighbours' level, carried to this size by the least time of the work
-(`cost.scale`), times how much slower than the neighbours' best it was there: both averaged in the logarithm, weighted by
-the inverse square of the distance. So the nearest region alone does not decide: between one where A wins a little and
-one where B wins a lot, B may win.
+(`cost.scale`), times how much slower than the neighbours' best it was there: both averaged in the logarithm, weighted
+by the inverse square of the distance. So the nearest region alone does not decide: between one where A wins a little
+and one where B wins a lot, B may win.
 """
 
 from __future__ import annotations

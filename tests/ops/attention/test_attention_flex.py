@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,28 @@ def test_the_compiled_function_is_right_with_other_contents_and_lengths(name: st
         _within_bound(args, got)
     shorter = _call(options, 60, 330)  # fewer queries than a block have another kernel
     assert flex_variants.variant_of(*_asked(shorter)) != variant
+
+
+def test_a_row_of_nan_scores_has_no_log_sum_exp_of_minus_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FlexAttention's kernel on a GPU leaves them: rows 0 to 3 of NaN scores, that see nothing, that see nothing
+    beside values of NaN, and with values of NaN alone."""
+    from torch.nn.attention import flex_attention as library
+
+    args = _call({"causal": True}, 4, 4)
+    asked = _asked(args)
+    variant = flex_variants.variant_of(*asked)
+    given = flex_kernels._given(variant, *args[:3], 0.2, None, 0.0, None, None, None)
+    seen, rest = flex_kernels._split(given)
+    lo, hi, *lists = flex_kernels._tables(variant)(*seen)
+    lo[:, 1:3], hi[:, 1:3] = 4, 4
+    out, lse = torch.ones(2, 4, 4, 32), torch.zeros(2, 4, 4)
+    out[:, :, 0], out[:, :, 1], out[:, :, 2:] = torch.nan, 0.0, torch.nan
+    lse[:, :, :3] = -torch.inf
+    monkeypatch.setattr(library, "flex_attention", lambda *args, **options: (out, SimpleNamespace(lse=lse)))
+    got, sums = flex_kernels._attend(variant)(*rest, lo, hi, *lists)
+    assert got is out
+    wanted = torch.tensor([torch.nan, -torch.inf, -torch.inf, 0.0]).expand(2, 4, 4)
+    assert torch.equal(sums.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0))
 
 
 def _within_bound(args: tuple[Any, ...], out: Tensor) -> None:

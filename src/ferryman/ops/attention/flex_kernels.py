@@ -9,6 +9,7 @@ menu. What is called then is Inductor's own function, past Dynamo, whose guards 
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,6 +99,12 @@ def _tables(variant: Variant) -> Callable[..., tuple[Tensor, ...]]:
     return tables
 
 
+def _of_scores(out: Tensor, lse: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
+    """The log-sum-exp, NaN where all that a row sees is: Triton's maximum passes over NaN, and leaves -inf there."""
+    lost = (lse == -math.inf) & out[..., 0].isnan() & (hi > lo).unsqueeze(1)
+    return torch.where(lost, math.nan, lse)
+
+
 def _attend(variant: Variant, with_lse: bool = True) -> Callable[..., Any]:
     """FlexAttention of a variant. scale, softcap: (1,), on the device; softcap and mask are None where it has none."""
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
@@ -149,7 +156,7 @@ def _attend(variant: Variant, with_lse: bool = True) -> Callable[..., Any]:
         got: Any = flex_attention(
             q, k, v, score_mod=scored, block_mask=blocks, scale=1.0, enable_gqa=grouped, return_aux=told
         )
-        return (got[0], got[1].lse) if with_lse else got
+        return (got[0], _of_scores(got[0], got[1].lse, lo, hi)) if with_lse else got
 
     return attend
 

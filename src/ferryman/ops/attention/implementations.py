@@ -17,6 +17,7 @@ from ferryman.ops.clauses import (
     feature,
     lacking,
     multiple_of,
+    not_multiple_of,
     one_of,
     positive,
     prepared,
@@ -47,6 +48,15 @@ _SQUARE = Clause(
     lambda view: (*_rows_of(view), bool(view.args["causal"])),
     lambda m: not m[2] or m[0] in (1, m[1]),
 )
+_SQUARE_OR_HIDDEN = Clause(
+    "as many queries as keys where causal, or one query, or a mask, key range or chunk, which holds the diagonal",
+    ("q.shape[2]", "k.shape[2]", "causal", "mask", "key_range", "chunk"),
+    lambda view: (
+        *_SQUARE.measure(view),
+        any(view.args[name] is not None for name in ("mask", "key_range", "chunk")),
+    ),
+    lambda m: m[3] or _SQUARE.test(m[:3]),
+)
 _EVERY_ROW_SEES = Clause(
     "no more queries than keys where causal or windowed",
     ("q.shape[2]", "k.shape[2]", "causal", "window"),
@@ -59,11 +69,24 @@ _ONE_SIDED = Clause(
     lambda view: (bool(view.args["causal"]), view.args["window"]),
     lambda m: m[0] or m[1] is None,
 )
+
+
+def _rows_of_a_head(view: View) -> int:
+    q, k = view.args["q"], view.args["k"]
+    return int(q.shape[2] * (q.shape[1] // k.shape[1]))
+
+
 _ONE_TILE = Clause(
     f"at most {_FEW} rows of queries for a key head (Sq * H / Hk)",
     ("q.shape", "k.shape"),
-    lambda view: view.args["q"].shape[2] * (view.args["q"].shape[1] // view.args["k"].shape[1]),
+    _rows_of_a_head,
     lambda rows: rows <= _FEW,
+)
+_TILES = Clause(
+    f"more than {_FEW} rows of queries for a key head (Sq * H / Hk)",
+    _ONE_TILE.facts,
+    _rows_of_a_head,
+    lambda rows: rows > _FEW,
 )
 _MASKED = Clause(
     "a mask",
@@ -140,6 +163,44 @@ _FEW_ON_A_CACHE = (
     threshold("attention.masked.queries", "queries", ("q.shape",), _queries, most=True),
 )
 
+
+def _tiles(view: View) -> int:
+    batch, heads, queries, _ = view.args["q"].shape
+    return int(batch * heads * -(-queries // 64))
+
+
+def _products(view: View) -> int:
+    return int(view.args["q"].numel() * view.args["k"].shape[2])
+
+
+def _seen_elements(view: View) -> int:
+    window, keys = view.args["window"], int(view.args["k"].shape[2])
+    return _elements(view) // max(1, keys) * (keys if window is None else min(keys, window))
+
+
+# PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only.
+_FEW_TILES = (
+    _TILES,
+    at_least("q.shape[2]", 2),
+    absent("window"),
+    threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
+    threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
+)
+# Triton reads rows of such head sizes an element at a time: it knows of a stride only whether 16 divides it.
+_ODD_ROWS = (
+    absent("mask"),
+    *_ALL_KEYS,
+    absent("sinks"),
+    not_multiple_of("q.shape[-1]", 16),
+    threshold("attention.cudnn_decode.elements", "elements of k in the window", ("k.shape", "window"), _seen_elements),
+)
+# A fused kernel of PyTorch's has the mask brought to its own form before, and rows that see nothing cleared after.
+_LITTLE_WORK = (
+    _MASKED,
+    _TILES,
+    threshold("attention.tiled.products", "products (B H Sq Sk D)", ("q.shape", "k.shape"), _products, most=True),
+    threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
+)
 _MASKED_ROWS = (_MASKED, threshold("attention.efficient.rows", "queries of a mask's gradients", ("q.shape",), _queries))
 
 _ON_HOPPER = (
@@ -157,8 +218,16 @@ _ON_HOPPER = (
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, _NO_DROPOUT, *_UNIT)
 # they take one width: narrower values, as in MLA, go beside columns of zeros
 _ALIKE = (*_FUSED, _NO_WIDER)
-_CUDNN = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), _SQUARE, at_least("q.shape[2]", 2))
-_CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), one_of("q.shape[2]", 1))
+_CUDNN = (
+    vendor("nvidia"),
+    feature("wgmma"),
+    *_ALIKE,
+    absent("window"),
+    _SQUARE_OR_HIDDEN,
+    at_least("q.shape[2]", 2),
+)
+# one query in a window sees the last keys, which are handed over alone
+_CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_ALIKE, at_least("window", 16), one_of("q.shape[2]", 1))
 # its log-sum-exp of a row whose scores are all -inf is inf: of few keys, an infinite query gives such rows
 _FLASH_NVIDIA = (
     vendor("nvidia"),
@@ -220,10 +289,13 @@ IMPLEMENTATIONS = menu(
         name="torch.cudnn_decode",
         where=":attention_cudnn",
         when=_CUDNN_DECODE,
+        leads=_ODD_ROWS,
         deterministic=False,
         **_TRACED,
     ),
-    Implementation(op="attention", name="torch.flash", where=":attention_flash", when=_FLASH_NVIDIA, **_TRACED),
+    Implementation(
+        op="attention", name="torch.flash", where=":attention_flash", when=_FLASH_NVIDIA, leads=_FEW_TILES, **_TRACED
+    ),
     Implementation(op="attention", name="torch.aotriton", where=":attention_flash", when=_FLASH_AMD, **_TRACED),
     Implementation(op="attention", name="torch.efficient", where=":attention_efficient", when=_EFFICIENT, **_TRACED),
     Implementation(op="attention", name="torch.cpu", where=":attention_cpu", when=_CPU, **_TRACED),
@@ -294,7 +366,9 @@ IMPLEMENTATIONS = menu(
         configurations="configurations",
         partial=True,
     ),
-    Implementation(op="attention", name="triton.tiled", when=_DOT, roundings=("p",), replayable=True),
+    Implementation(
+        op="attention", name="triton.tiled", when=_DOT, leads=_LITTLE_WORK, roundings=("p",), replayable=True
+    ),
     Implementation(
         op="attention",
         name="triton.masked_decode",

@@ -17,6 +17,7 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.ops.attention.dropout_kernels import kept_factor
 from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks, sinks_share, with_sinks
+from ferryman.ops.attention.window_kernels import last_keys
 
 aten = torch.ops.aten
 
@@ -215,6 +216,7 @@ def attention_cudnn(
     if _is_blank(q, k):
         return _blank(q, v, sinks)
     causal, window, mask = _as_mask(q, k, causal, window, mask, key_range, chunk)
+    k, v, window, mask = last_keys(q, k, v, window, mask)
     causal, mask = _diagonal_in_mask(q, k, causal, mask)
     got = aten._scaled_dot_product_cudnn_attention(
         *map(_vectorised, (q, k, _as_wide(v, q.shape[3]))),
@@ -254,6 +256,7 @@ def attention_flash(
             *map(_vectorised, (q, k, v)), 0.0, diagonal, False, scale=factor
         )
         return with_sinks(_model_layout(_cut(found[0], width)), found[1].float().contiguous(), sinks)
+    k, v, window, _ = last_keys(q, k, v, window, None)
     left, right = _window_sides(window, causal)
     got = aten._flash_attention_forward(
         *map(_rows_first, (q, k, v)),
@@ -286,14 +289,17 @@ def _bias(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
     """A mask as the fused kernels read it: of q's dtype, expanded, its rows 16 bytes apart."""
     if mask is None:
         return None
-    keys = k.shape[2]
+    keys, shape = k.shape[2], (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     words = 16 // q.element_size()
-    room = torch.empty((*mask.shape[:-1], -(-keys // words) * words), dtype=q.dtype, device=q.device)
     if mask.dtype == torch.bool:
         zero = torch.zeros((), dtype=q.dtype, device=q.device)
         mask = torch.where(mask, zero, -math.inf)
+    apart = mask.stride(-1) == 1 and mask.shape[-1] == keys and all(step % words == 0 for step in mask.stride()[:-1])
+    if apart and mask.dtype == q.dtype and mask.data_ptr() % 16 == 0:
+        return mask.expand(shape)
+    room = torch.empty((*mask.shape[:-1], -(-keys // words) * words), dtype=q.dtype, device=q.device)
     room[..., :keys] = mask
-    return room[..., :keys].expand(q.shape[0], q.shape[1], q.shape[2], keys)
+    return room[..., :keys].expand(shape)
 
 
 def _without_blind(
@@ -302,11 +308,12 @@ def _without_blind(
     """0 and -inf where a mask leaves a row nothing to see: the fused kernels give NaN, or a log-sum-exp of 0."""
     if mask is None:
         return out, lse
-    seen = mask if mask.dtype == torch.bool else mask > -math.inf
     hidden = _hidden(q.shape[2], k.shape[2], causal and q.shape[2] > 1, window, q.device)
-    if hidden is not None:
-        seen = seen.logical_and(hidden.logical_not())
-    blind = seen.any(-1).logical_not()
+    if mask.dtype == torch.bool:
+        seen = mask if hidden is None else mask.logical_and(hidden.logical_not())
+        blind = seen.any(-1).logical_not()
+    else:  # one reading; NaN is no -inf, and stays
+        blind = (mask if hidden is None else mask.masked_fill(hidden, -math.inf)).amax(-1) == -math.inf
     lse.masked_fill_(blind, -math.inf)
     out.masked_fill_(blind.unsqueeze(-1), 0.0)
     return out, lse
@@ -332,6 +339,7 @@ def attention_efficient(
         return _blank(q, v, sinks)
     heads = q.shape[1]
     causal, window, mask = _as_mask(q, k, causal, window, mask, key_range, chunk)
+    k, v, window, mask = last_keys(q, k, v, window, mask)
     got = aten._efficient_attention_forward(
         *map(_rows_first, (q, _grouped(k, heads), _grouped(v, heads))),
         _bias(q, k, mask),

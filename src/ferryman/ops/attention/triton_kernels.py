@@ -30,6 +30,7 @@ from ferryman.ops.attention.tiling_kernels import (
     _spills_allowed,
     _with_dropout,
 )
+from ferryman.ops.attention.window_kernels import last_keys
 
 _LOG2E = 1.4426950408889634
 
@@ -133,6 +134,7 @@ def configurations(
 ) -> dict[str, float]:
     """In how many pieces the keys of a decoding call are read, for the menu: as `_own_splits` says, fewer, more. Their
     times in blocks of keys that a program reads, one wave of programs after another, and the merging of pieces."""
+    k, v, window = _of_one_query(q, k, v, window, mask, key_range, chunk, dropout_p)
     keys, programs = k.shape[2], k.shape[0] * k.shape[1]
     if q.numel() == 0 or keys < 2 * _LEAST_KEYS:
         return {}
@@ -235,6 +237,27 @@ def attention(
     return out.transpose(1, 2), lse
 
 
+def _of_one_query(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: int | None,
+    mask: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
+    dropout_p: float,
+) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+    """(k, v, window): a window over one query as the keys that it leaves, so that those alone are divided into pieces.
+
+    Not where a key's number says more, nor where addresses would be less aligned for some lengths than for others,
+    which would be another compilation.
+    """
+    aligned = all(x.stride(2) * x.element_size() % 16 == 0 for x in (k, v))
+    if mask is not None or key_range is not None or chunk is not None or dropout_p or not aligned:
+        return k, v, window
+    return last_keys(q, k, v, window, None)[:3]
+
+
 def attention_decode(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -253,10 +276,11 @@ def attention_decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The query rows of a key head's whole group in one tile; keys in one piece or several."""
     batch, _, _, dim = q.shape
-    kv_heads, keys = k.shape[1], k.shape[2]
     out, lse = outputs(q, v)
     if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
+    k, v, window = _of_one_query(q, k, v, window, mask, key_range, chunk, dropout_p)
+    kv_heads, keys = k.shape[1], k.shape[2]
     config, programs = _decode_config(target, q.dtype, max(dim, v.shape[3])), batch * kv_heads
     named = target.configuration.removeprefix("splits_")
     splits = int(named) if named else _own_splits(config, target, q.dtype, dim, programs, keys)

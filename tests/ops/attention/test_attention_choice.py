@@ -1,0 +1,130 @@
+"""Which line serves a call of attention that nobody measured, and what PyTorch's kernels are handed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry, select
+from ferryman.ops.attention import torch_kernels, window_kernels
+from ferryman.porting.bench import grid
+
+OP = registry.primitive("attention")
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "source"),
+    [
+        # few tiles and many keys: FlashAttention divides the keys
+        ("B2 H14/2 Q43 K2537 D96 sinks", "torch.flash", "menu"),
+        ("B9 H1/1 Q39 K10364 D192", "torch.flash", "menu"),
+        ("B2 H2/1 Q188 K9756 D112", "torch.flash", "menu"),
+        ("B30 H2/1 Q113 K3303 D160", "torch.cudnn", "profile"),
+        ("B1 H8/1 Q346 K346 D256", "torch.cudnn", "profile"),
+        ("B3 H8/8 Q2 K4096 D96", "triton.decode", "profile"),
+        # a token at head sizes that 16 does not divide
+        ("B2 H256/16 Q1 K2935 D72 causal window1024", "torch.cudnn_decode", "menu"),
+        ("B3 H8/8 Q1 K16287 D40 causal", "torch.cudnn_decode", "menu"),
+        ("B2 H4/4 Q1 K305 D40 causal", "triton.decode", "profile"),
+        ("B8 H56/8 Q1 K1418 D96 causal window64", "triton.decode", "profile"),
+        # little work with a mask
+        ("B12 H2/1 Q81 K81 D80 padding", "triton.tiled", "menu"),
+        ("B8 H4/1 Q28 K1164 D96 padding", "triton.tiled", "menu"),
+        ("B4 H16/2 Q187 K427 D128 causal bias", "triton.tiled", "menu"),
+        ("B4 H128/16 Q45 K291 D192 causal bias", "torch.cudnn", "profile"),
+        ("B5 H7/1 Q301 K301 D256 padding", "torch.cudnn", "profile"),
+        ("B5 H16/2 Q997 K2080 D128 bias", "torch.cudnn", "profile"),
+        ("B8 H32/8 Q17 K4096 D128 padding", "triton.masked", "menu"),
+    ],
+)
+def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of these cells, or of cells beside them, stand in benchmarks/results/h100."""
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
+    args = grid.on_meta(OP, registry.evidence(OP).named(name), torch.bfloat16)
+    monkeypatch.setattr(select.cost, "knows", lambda op, here: False)
+    decision = select.select(OP, args, profile("h100"), select.State({}, False), absent=True)
+    assert (decision.implementation.name, decision.source) == (chosen, source)
+
+
+def test_a_device_without_thresholds_keeps_its_order() -> None:
+    for name in ("B2 H14/2 Q43 K2537 D96 sinks", "B12 H2/1 Q81 K81 D80 padding"):
+        args = grid.on_meta(OP, registry.evidence(OP).named(name), torch.bfloat16)
+        decision = select.select(OP, args, profile("a100"), select.State({}, False), absent=True)
+        assert decision.source == "profile"
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 5, 64, 100])
+@pytest.mark.parametrize("mask", [None, "bool", "float", "of one key"])
+def test_a_window_leaves_one_query_the_last_keys(causal: bool, window: int, mask: str | None) -> None:
+    draw = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, h, n, 8, generator=draw) for h, n in ((4, 1), (2, 64), (2, 64)))
+    given = torch.randn(2, 1, 1, 1 if mask == "of one key" else 64, generator=draw)
+    hidden = {None: None, "bool": given > 0}.get(mask, given)
+    rest = (None, None, None, 0.0, None, select.target_of(profile("cpu")))
+    whole = torch_kernels.attention_composed(q, k, v, causal, None, window, 0.0, hidden, *rest)
+    keys, values, left, cut = window_kernels.last_keys(q, k, v, window, hidden)
+    assert left is None and keys.shape[2] == min(64, window)
+    for a, b in zip(
+        whole, torch_kernels.attention_composed(q, keys, values, causal, None, None, 0.0, cut, *rest), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+    two = torch.cat([q, q], 2)
+    assert window_kernels.last_keys(two, k, v, window, hidden)[2] == window
+
+
+def test_a_bias_that_the_kernels_can_read_is_not_copied() -> None:
+    q, k = torch.zeros(2, 4, 6, 8, dtype=torch.bfloat16), torch.zeros(2, 2, 16, 8, dtype=torch.bfloat16)
+    bias = torch.randn(1, 4, 6, 16).bfloat16()
+    assert torch_kernels._bias(q, k, bias).data_ptr() == bias.data_ptr()  # type: ignore[union-attr]
+    wide = torch.randn(1, 4, 6, 24).bfloat16()
+    for other in (bias.float(), wide[..., :15], wide[..., 1:17], bias[..., :1], bias.mT.contiguous().mT, bias > 0):
+        keys = k[:, :, :15] if other.shape[-1] == 15 else k
+        read = torch_kernels._bias(q, keys, other)
+        assert read is not None and read.shape == (2, 4, 6, keys.shape[2]) and read.data_ptr() % 16 == 0
+        assert read.stride(-1) == 1 and all(step % 8 == 0 for step in read.stride()[:-1])
+        wanted = torch.where(other, 0.0, -math.inf) if other.dtype == torch.bool else other
+        assert torch.equal(read, wanted.bfloat16().expand(read.shape))
+
+
+def test_rows_that_see_nothing_are_cleared_and_rows_of_nan_are_not() -> None:
+    q, k = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 3, 8)
+    bias = torch.zeros(1, 1, 4, 3)
+    bias[..., 0, :], bias[..., 1, 0], bias[..., 2, :] = -math.inf, -math.inf, -math.inf
+    bias[..., 2, 0] = math.nan
+    for causal, kept in ((False, [False, True, True, True]), (True, [False, False, True, True])):
+        out, lse = torch_kernels._without_blind(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4), q, k, causal, None, bias)
+        assert out[0, 0, :, 0].tolist() == [float(x) for x in kept]
+        assert lse[0, 0].tolist() == [1.0 if x else -math.inf for x in kept]
+        out, lse = torch_kernels._without_blind(
+            torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4), q, k, causal, None, bias != -math.inf
+        )
+        assert lse[0, 0].tolist() == [1.0 if x else -math.inf for x in kept]
+
+
+def test_a_windowed_token_divides_the_keys_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors without data: as many pieces as a cache of the window's length has."""
+    from ferryman.ops.attention import triton_kernels
+
+    target = select.target_of(profile("h100"))
+    seed = torch.empty(2, dtype=torch.int64, device="meta")
+    grids: list[object] = []
+    monkeypatch.setattr(triton_kernels, "launch", lambda kernel, grid, *args, **options: grids.append(grid))
+
+    def launched(keys: int, window: int | None, dim: int = 96, **others: object) -> list[object]:
+        q = torch.empty(2, 8, 1, dim, dtype=torch.bfloat16, device="meta")
+        k = torch.empty(2, 2, keys, dim, dtype=torch.bfloat16, device="meta")
+        given = {**OP.added, "mask": None, "scale": None, "softcap": 0.0, "causal": True, **others}
+        args = [{"q": q, "k": k, "v": k, "window": window, **given}[name] for name in OP.names]
+        grids.clear()
+        triton_kernels.attention_decode(*args, target)  # type: ignore[arg-type]
+        return [*grids, *triton_kernels.configurations(*args, target)]  # type: ignore[arg-type]
+
+    for window in (64, 1024):
+        assert launched(6000, window) == launched(window, None) != launched(6000, None)
+    # where a key's number says more, and where rows are 40 bytes apart: not aligned alike for every length
+    for others in ({"dropout_p": 0.1, "dropout_seed": seed}, {"dim": 20}):
+        assert launched(6000, 1024, **others) == launched(6000, None, **others)  # type: ignore[arg-type]
