@@ -137,6 +137,15 @@ def threshold(
     return Clause(f"{what}, at {'most' if most else 'least'} the profile's thresholds.{name}", facts, both, test)
 
 
+def either(one: Clause, other: Clause) -> Clause:
+    return Clause(
+        f"{one}, or {other}",
+        tuple(dict.fromkeys((*one.facts, *other.facts))),
+        lambda view: (one.measure(view), other.measure(view)),
+        lambda m: one.test(m[0]) or other.test(m[1]),
+    )
+
+
 def at_most(path: str, limit: int) -> Clause:
     return Clause(f"{path} <= {limit}", (path,), read(path), lambda v: v is None or v <= limit)
 

@@ -49,6 +49,31 @@ def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch:
     assert (decision.implementation.name, decision.source) == (chosen, source)
 
 
+@pytest.mark.parametrize(
+    ("name", "chosen", "source"),
+    [
+        ("B14 H16/16 Q80 K80 D72 causal bias", "torch.efficient", "menu"),
+        ("B14 H112/16 Q317 K98 D40 mask", "torch.efficient", "menu"),
+        ("B29 H128/8 Q111 K163 D112 padding", "triton.tiled", "profile"),
+        ("B25 H8/2 Q3 K2157 D72 causal bias", "triton.tiled", "profile"),
+        ("B2 H56/8 Q564 K564 D64 mask", "torch.efficient", "menu"),
+        ("B2 H8/8 Q75 K75 D64 causal", "triton.tiled", "menu"),
+        ("B4 H2/2 Q145 K145 D128 causal window4096", "triton.tiled", "menu"),
+        ("B4 H16/16 Q99 K201 D160", "torch.cudnn", "profile"),
+        ("B2 H2/2 Q20 K20 D72 causal", "torch.cudnn", "profile"),
+        ("B2 H2/2 Q1 K209 D128 causal", "triton.decode", "profile"),
+    ],
+)
+def test_the_choice_of_gradients_on_an_h100(
+    name: str, chosen: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward = registry.primitive("attention_backward")
+    args = grid.on_meta(backward, registry.evidence(OP).named(name), torch.bfloat16)
+    monkeypatch.setattr(select.cost, "knows", lambda op, here: False)
+    decision = select.select(backward, args, profile("h100"), select.State({}, False), absent=True)
+    assert (decision.implementation.name, decision.source) == (chosen, source)
+
+
 def test_a_device_without_thresholds_keeps_its_order() -> None:
     for name in ("B2 H14/2 Q43 K2537 D96 sinks", "B12 H2/1 Q81 K81 D80 padding"):
         args = grid.on_meta(OP, registry.evidence(OP).named(name), torch.bfloat16)

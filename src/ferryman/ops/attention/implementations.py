@@ -14,6 +14,7 @@ from ferryman.ops.clauses import (
     at_least,
     compiled,
     dtypes,
+    either,
     feature,
     lacking,
     multiple_of,
@@ -201,7 +202,24 @@ _LITTLE_WORK = (
     threshold("attention.tiled.products", "products (B H Sq Sk D)", ("q.shape", "k.shape"), _products, most=True),
     threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
 )
-_MASKED_ROWS = (_MASKED, threshold("attention.efficient.rows", "queries of a mask's gradients", ("q.shape",), _queries))
+_MASKED_ROWS = (
+    _MASKED,
+    either(
+        threshold("attention.efficient.rows", "queries of a mask's gradients", ("q.shape",), _queries),
+        threshold(
+            "attention.efficient.odd_rows",
+            "those of head sizes that 16 does not divide",
+            ("q.shape",),
+            lambda view: _queries(view) if view.args["q"].shape[3] % 16 else 0,
+        ),
+    ),
+)
+# PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after.
+_LITTLE_GRADIENTS = (
+    _TILES,
+    multiple_of("q.shape[-1]", 16),
+    threshold("attention.tiled.gradients", "products (B H Sq Sk D)", ("q.shape", "k.shape"), _products, most=True),
+)
 
 _ON_HOPPER = (
     compiled(),
@@ -425,6 +443,7 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="triton.tiled",
         when=(*_DOT, _NO_BIAS_GRADIENT),
+        leads=_LITTLE_GRADIENTS,
         roundings=("p", "ds"),
         replayable=True,
     ),
