@@ -65,6 +65,7 @@ def cases() -> Sequence[Case]:
     add("scale", (1, 2, 20, 64), scale=0.3)
     add("bool_mask", (2, 2, 21, 64), mask=TensorSpec((2, 1, 21, 21), dtype="bool", fill="mask"))
     add("float_mask", (1, 4, 18, 64), sk=35, mask=TensorSpec((1, 4, 18, 35), fill="bias", layout="rows"))
+    add("bias_whole", (2, 4, 9, 64), kv_heads=2, sk=40, mask=TensorSpec((1, 4, 9, 40), fill="bias"))  # read as it lies
     add("row_mask", (2, 2, 9, 64), sk=30, causal=True, mask=TensorSpec((2, 1, 1, 30), dtype="bool", fill="mask"))
     add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
     add("one_key", (2, 2, 3, 64), sk=1)
