@@ -166,5 +166,7 @@ SAME_KERNELS = {
     "add_rms_norm": ("1b33be1181ee3f512aff843dc1ceed735650e267a060b69d75e71d6aee0895ef",),
     "add_rms_norm_backward": ("249a85f4056343e0640b87696e321e42364fae185b7308a1f5f786528bd6a347",),
     "layer_norm": ("58863171241a8383139ba1c083d61085734fe29b3881ba5703dcce07902e02b2",),
+    "add_layer_norm": ("9056688c5527199bfbc2d9223c0a7b84ff37e9e4bfba0df22c63c7ce4deee429",),
+    "add_layer_norm_backward": ("1b87d3f41818896ae272970383fd3123059e707172b00309f82ad79aff4f12a2",),
     "layer_norm_backward": ("d701d39596572c5a8665c47d4c36411e3901001e6bbc834d7dfb93bfd52d0257",),
 }
