@@ -453,7 +453,6 @@ IMPLEMENTATIONS = menu(
         where="bias_kernels",
         when=(*_DOT, _BIAS_GRADIENT),
         roundings=("p", "ds"),
-        replayable=True,
         partial=True,
     ),
 )
