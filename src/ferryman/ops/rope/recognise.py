@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ferryman.ops.recognition import Helper
 
-_BATCH, _HEADS, _KV, _SEQ, _DIM = 2, 4, 2, 5, 16
+# (batch, heads, heads of keys, tokens, width) of a seed; what a function cuts shows in the last two
+_SIZES = ((2, 4, 2, 5, 16), (2, 4, 2, 5, 16), (2, 4, 2, 5, 16), (1, 40, 20, 3, 320), (3, 2, 1, 1030, 8))
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class _Layout:
     back: str
     name: str
 
-    def shape(self, heads: int) -> tuple[int, ...]:
-        full = {"b": _BATCH, "h": heads, "s": _SEQ, "d": _DIM}
+    def shape(self, heads: int, batch: int, tokens: int, width: int) -> tuple[int, ...]:
+        full = {"b": batch, "h": heads, "s": tokens, "d": width}
         return tuple(full[letter] for letter in self.name)
 
 
@@ -52,21 +53,23 @@ _PLACES = (  # of the angles: dimensions beside the batch, and what makes (B or 
 
 
 def _draw(
-    layout: _Layout, kind: str, dims: int, rotary: int, pair: bool, turned: bool, seed: int
+    layout: _Layout, kind: str, dims: int, whole: bool, pair: bool, turned: bool, seed: int
 ) -> tuple[Tensor, ...]:
+    size, heads, fewer, tokens, width = _SIZES[seed]
+    rotary = width if whole else width // 2
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    batch = () if layout.name == "shd" or dims == 2 else (_BATCH,)
-    lead = (_BATCH, 1, _SEQ) if dims == 4 else (*batch, _SEQ)
+    batch = () if layout.name == "shd" or dims == 2 else (size,)
+    lead = (size, 1, tokens) if dims == 4 else (*batch, tokens)
     angles = []
     for _ in range(2):
         angles.append(normal(*lead, rotary // 2 if kind == "half" else rotary))
     if turned:
         angles.reverse()
-    queries = [normal(*layout.shape(_HEADS))] + ([normal(*layout.shape(_KV))] if pair else [])
+    queries = [normal(*layout.shape(h, size, tokens, width)) for h in ((heads, fewer) if pair else (heads,))]
     return (*queries, *angles)
 
 
@@ -84,9 +87,9 @@ def helpers() -> Iterator[Helper]:
                         cos, sin = names[count:][:: -1 if turned else 1]
                         given = [cosine.format(c=place.format(c=cos)), sine.format(c=place.format(c=sin))]
                         rope = _expression(names[:count], layout, given, interleaved)
-                        for rotary in (_DIM, _DIM // 2):
-                            draw = functools.partial(_draw, layout, kind, dims, rotary, pair, turned)
-                            guard = _guard(names, count, layout, dims, kind == "half", rotary == _DIM)
+                        for whole in (True, False):
+                            draw = functools.partial(_draw, layout, kind, dims, whole, pair, turned)
+                            guard = _guard(names, count, layout, dims, kind == "half", whole)
                             strict = f"{names[0]}.dtype is {names[count]}.dtype"
                             yield Helper("rope", rope, count + 2, draw, guard, strict)
 

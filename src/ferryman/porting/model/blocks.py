@@ -24,12 +24,14 @@ from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, state_of
 from ferryman.porting.model.proof import Proof, flat, prove
 from ferryman.porting.model.recognise import Refusal, Role
-from ferryman.porting.model.trace import Test, Trace, Unproven
+from ferryman.porting.model.trace import Read, Test, Trace, Unproven
 
 registries: dict[int, Any] = {}  # id -> a library's registry of implementations of a decorated forward
 # Float32 sums of at most 8192 products of rounded numbers differ by less; another computation by more.
 _CLOSE = 2.0**-10
 _NARROW_SEEDS = 3
+_ROWS = 4096  # rows that a number in the code may mean
+_LONG = 513  # rows that are tried, whatever it names
 _roles: dict[tuple[Any, ...], Role | Refusal | None] = {}
 
 
@@ -114,7 +116,10 @@ def _role_of(
                 return Refusal(str(error))
             if len(inputs_of(type(module))) < block.inputs and not runs.refuses_less():
                 return Refusal("its forward also does without an input that the op requires")
-            role = _role(block, parameters, layer, proof, guards, digest_of(type(module)))
+            longer = _longer(runs, block.inputs, trace.numbers | recognise.own_numbers(module))
+            if not longer.ok:
+                return Refusal(f"not {layer.op}, which is nearest: {longer.reason}")
+            role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
             try:
                 return role.on(module) if isinstance(role, Role) else role
             except Unproven as error:
@@ -131,6 +136,7 @@ def _role(
     proof: Proof,
     guards: tuple[tuple[str, bool], ...],
     digest: str,
+    reads: tuple[Read, ...],
 ) -> Role | Refusal:
     inputs = tuple(f"a{i}" for i in range(block.inputs))
     if set(inputs) & set(parameters):
@@ -150,13 +156,14 @@ def _role(
         layer.gradient,
         beside=layer.beside,
         required=block.inputs,
+        reads=reads,
     )
 
 
 def _reads_known(function: Any) -> bool:
     """Whether each decorator keeps a known registry in a cell."""
     while hasattr(function, "__wrapped__"):
-        cells = [source._content(cell) for cell in getattr(function, "__closure__", None) or ()]
+        cells = [source.content(cell) for cell in getattr(function, "__closure__", None) or ()]
         if not any(id(value) in registries for value in cells):
             return False
         function = function.__wrapped__
@@ -252,16 +259,37 @@ class _Runs:
         return False
 
 
-def _prove(runs: _Runs, count: int) -> Proof:
+def _candidate(runs: _Runs, count: int, alike: Any) -> Any:
     layer, names, state = runs.layer, runs.names, runs.state
-    inputs = runs.drawn(count)
-    alike = layer.canonical or (lambda result: result)
     expression = compiled(layer.expression, ("self", *(f"a{i}" for i in range(count))), ops=Definitions())
 
     def candidate(*given: Any) -> Any:
         known = dict(zip(names, given[count:], strict=True))
         return alike(expression(types.SimpleNamespace(**(state | known)), *given[:count]))
 
+    return candidate
+
+
+def _longer(runs: _Runs, count: int, numbers: set[float]) -> Proof:
+    """As many rows as the numbers that the code names, and one more: a slice, or a quotient, shows no earlier."""
+    alike = runs.layer.canonical or (lambda result: result)
+    whole = {int(abs(n)) + more for n in numbers if 2 <= abs(n) <= _ROWS and n == int(n) for more in (0, 1)}
+    inputs: list[tuple[Any, ...]] = []
+    for length in sorted(whole | {_LONG}):
+        given = runs.layer.draw(0)
+        rows = given[0].shape[0]
+        more = -(-length // rows)
+        same = [x.repeat(more, *(1,) * (x.dim() - 1))[:length] if x.shape[:1] == (rows,) else x for x in given]
+        inputs.append((*same, *runs.tensors))
+    original = _then(alike, functools.partial(runs, False, count))
+    return prove(original, _candidate(runs, count, alike), inputs, storage=(), gradients=False)
+
+
+def _prove(runs: _Runs, count: int) -> Proof:
+    layer = runs.layer
+    inputs = runs.drawn(count)
+    alike = layer.canonical or (lambda result: result)
+    candidate = _candidate(runs, count, alike)
     proof = Proof(False)
     for training in (False, True):
         original = _then(alike, functools.partial(runs, training, count))

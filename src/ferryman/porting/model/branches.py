@@ -14,13 +14,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ferryman.porting.model import source
 from ferryman.porting.model.instrument import Instrument
-from ferryman.porting.model.trace import Trace, Unproven, trusted
+from ferryman.porting.model.leaf import lasting
+from ferryman.porting.model.trace import Trace, Unproven, numbers_in, trusted
 
 _DEPTH = 4
+_CHANGING = Tensor | list | dict | set
 
 
 def follow_module(
@@ -71,12 +73,23 @@ class Follower:
             raise Unproven(f"{name}: its source is not available, or is not what runs")
         if inner is not function and not all(trusted(w) for w in _decorators(function)):
             raise Unproven(f"{name}: a decorator stands around it")
+        self.kept(inner, name)
         change = Instrument(self, inner, tree, role, depth)
         instrumented = source.rebuilt(inner, change.visit(copy.deepcopy(tree)), change.new)
         wrapped = source.rewrapped(function, instrumented)
         if wrapped is None:
             raise Unproven(f"{name}: its decorator cannot be copied")
         return wrapped
+
+    def kept(self, function: types.FunctionType, name: str) -> None:
+        """What a function keeps must last: its defaults, and what it closes over. Their numbers are noted."""
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        enclosed = [source.content(cell) for cell in function.__closure__ or ()]
+        for value in (*defaults, *enclosed, *(c for code in source.codes_of(function) for c in code.co_consts)):
+            self.trace.numbers |= numbers_in(value)
+        changing = [v for v in defaults if not lasting(v)] + [v for v in enclosed if isinstance(v, _CHANGING)]
+        if changing:
+            raise Unproven(f"{name}: it keeps a {type(changing[0]).__name__}, which may change in place")
 
     def method(self, name: str, depth: int) -> None:
         if name not in self.namespace:

@@ -54,6 +54,8 @@ def _made(original: Any, recipe: Recipe, code: Any) -> type[nn.Module]:
         "ferryman_original": original,
         "ferryman_recipe": recipe,
     }
+    if recipe.role is not None:
+        own["ferryman_current"] = staticmethod(source.current(original, recipe.role.code))
     if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
         own |= recipe.served(original).functions
     if recipe.role is not None:
@@ -75,7 +77,7 @@ def _made(original: Any, recipe: Recipe, code: Any) -> type[nn.Module]:
 
 
 def _taking_addition(role: Role, original: Any) -> Any:
-    meaning = serving.known(original, role.guards, role.code)
+    meaning = serving.known(original, role.guards, role.code, role.reads)
     return adding.method(*role.serving(original, role.added, ("x", "residual")), role.parameters[0], meaning)
 
 
@@ -108,8 +110,16 @@ def _shown(self: Any) -> str:
 
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-    """Pickle by the original's name: a class made at run time has none that another process could import."""
+    """Pickle by the original's name: a class made at run time has none that another process could import. Where that
+    class has other code than what was proven, it is the original's."""
+    if self.ferryman_recipe.role is not None and not self.ferryman_current():
+        return _again, (self.ferryman_original,), self.__dict__
     return _rebuild, (self.ferryman_original, self.ferryman_recipe), self.__dict__
+
+
+def _again(original: Any) -> nn.Module:
+    module: nn.Module = original.__new__(original)
+    return module
 
 
 def _rebuild(original: Any, recipe: Recipe) -> nn.Module:

@@ -25,7 +25,13 @@ def call_of(gate: Gate) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _fit(g: Any, u: Any) -> bool:
-    return g.dtype is u.dtype and g.shape == u.shape and g.dtype.itemsize < 8
+    return (
+        isinstance(g, Tensor)
+        and isinstance(u, Tensor)
+        and g.dtype is u.dtype
+        and g.shape == u.shape
+        and g.dtype.itemsize < 8
+    )
 
 
 def _unaltered(activation: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import types
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,10 @@ from ferryman import ops
 from ferryman.ops.recognition import Definitions, Helper, compiled, families
 from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.proof import Proof, prove
-from ferryman.porting.model.trace import Trace, Unproven
+from ferryman.porting.model.trace import Read, Trace, Unproven, meaning
 
 _DEFINITIONS = Definitions()
+_LONGEST = 1000  # tokens of the longest draw
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Form:
     guard: str
     fixed: tuple[tuple[str, Any], ...]
     proof: Proof
+    reads: tuple[Read, ...] = ()
 
 
 # By function, not by code: equal code in two files may call different helpers of the same name.
@@ -69,7 +72,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
             if not all(_beside(helper, h) for h in shown):
                 continue
             call = functools.partial(followed, **variant)
-            proof = _prove_helper(call, helper)
+            proof = _prove_helper(call, helper, trace.numbers)
             if not proof.ok:
                 continue
             try:
@@ -79,7 +82,9 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
                 return
             shown.append(helper)
             guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
-            yield Form(helper, guard, tuple(variant.items()), proof)
+            long = [n for n in trace.numbers if n == int(n) and abs(n) >= _LONGEST]
+            guard += f" and a0.numel() <= {int(min(map(abs, long)))}" if long else ""
+            yield Form(helper, guard, tuple(variant.items()), proof, tuple(trace.reads))
 
 
 def _beside(one: Helper, other: Helper) -> bool:
@@ -90,14 +95,27 @@ def _beside(one: Helper, other: Helper) -> bool:
     return any(n != sizes[1].get(name, n) for name, n in sizes[0].items())
 
 
-def _prove_helper(call: Any, helper: Helper) -> Proof:
+def _prove_helper(call: Any, helper: Helper, numbers: set[float]) -> Proof:
     names = tuple(f"a{i}" for i in range(helper.parameters))
     inputs = [helper.draw(seed) for seed in range(3)]
     expression = compiled(helper.expression, names, ops=_DEFINITIONS)
     queries = [(*inputs[0][: helper.parameters - 2], *(a.detach() for a in inputs[0][-2:]))]
     quick = prove(call, expression, queries, storage=(), gradients=False)
+    if not quick.ok:
+        return quick
     # angles need no gradient: the op gives none
-    return prove(_fixed_tail(call), _fixed_tail(expression), inputs) if quick.ok else quick
+    proof = prove(_fixed_tail(call), _fixed_tail(expression), inputs)
+    if not proof.ok:
+        return proof
+    # other sizes, and what the code's numbers may bound
+    more = [helper.draw(seed) for seed in range(3, 5)]
+    for value in (*sorted({abs(n) for n in numbers} - {0.0}), math.inf, -math.inf, math.nan):
+        x, *rest = helper.draw(1)
+        odd = x.clone()
+        odd.view(-1)[3] = value
+        more.append((x * value if math.isfinite(value) else odd, *rest))
+    beyond = prove(call, expression, more, storage=(), gradients=False)
+    return proof if beyond.ok else beyond
 
 
 def _fixed_tail(call: Any) -> Any:
@@ -129,6 +147,7 @@ def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.
     names = code.co_varnames[: code.co_argcount]
     lines = [f"def {function.__name__}({', '.join(names)}):"]
     known: dict[str, Any] = {"ops": ops, "torch": torch, "_original": function}
+    known |= meaning(forms[0].reads)  # of one function, and so of all its forms
     lines.append("    " + ", ".join(f"a{i}" for i in range(len(names))) + " = " + ", ".join(names))
     for i, form in enumerate(forms):
         tests = []
@@ -137,6 +156,7 @@ def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.
             known[f"_fixed_{i}_{j}"] = value
             if not unread(code, name):
                 tests.append(f"{name} {'is' if value is None or isinstance(value, bool) else '=='} _fixed_{i}_{j}")
+        tests += [read.test(j) for j, read in enumerate(form.reads)]
         lines.append(f"    if {' and '.join([*tests, form.guard])}:")
         lines.append(f"        return {form.helper.expression}")
     lines.append(f"    return _original({', '.join(names)})")

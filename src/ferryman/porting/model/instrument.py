@@ -8,6 +8,7 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ferryman.porting.model import source
@@ -43,6 +44,19 @@ _BUILTINS = {
 }
 
 
+# What says how a tensor lies in memory, where, or what it came from: no drawn input has it on both sides
+_LAYOUT = {
+    *("is_contiguous", "stride", "data_ptr", "storage_offset", "is_leaf", "_version", "grad_fn", "untyped_storage"),
+    *("is_cuda", "is_cpu", "is_meta", "is_inference", "is_pinned", "is_shared", "_is_view", "is_sparse", "layout"),
+}
+# Methods of lists, dictionaries and sets that tensors do not have
+_CHANGES = {
+    *("append", "extend", "insert", "pop", "popitem", "remove", "discard", "clear", "update", "setdefault"),
+    *("appendleft", "popleft"),
+}
+_OF_TENSORS = (torch.is_tensor, torch.is_floating_point, torch.is_complex)
+
+
 class Instrument(ast.NodeTransformer):
     def __init__(
         self, follower: Follower, function: types.FunctionType, tree: ast.FunctionDef, role: str, depth: int
@@ -54,7 +68,9 @@ class Instrument(ast.NodeTransformer):
             "ferryman_seen": trace.seen,
             "ferryman_same": trace.same,
             "ferryman_each": trace.each,
+            "ferryman_maybe": trace.maybe,
         }
+        self.testing = 0
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
         self.self_name = arguments[0] if arguments and follower.kind is not None and role != "helper" else None
         self.parameters = set(arguments)
@@ -71,7 +87,9 @@ class Instrument(ast.NodeTransformer):
         self.follower.trace.tests.append(Test(text[:80], node.lineno, text if self._guardable(node) else None))
         against = self._against(node)
         self.follower.trace.tests[index].against = against
-        inner = self.visit(node)
+        self.testing += 1
+        inner: Any = self.generic_visit(node) if isinstance(node, ast.Compare) else self.visit(node)
+        self.testing -= 1
         called, given = ("ferryman_same", [inner.left, *inner.comparators]) if against else ("ferryman_seen", [inner])
         return ast.copy_location(ast.Call(ast.Name(called, ast.Load()), [ast.Constant(index), *given], []), node)
 
@@ -126,6 +144,15 @@ class Instrument(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         node.values = [self._test(v) for v in node.values]
         return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """A comparison that is no test may be a number, or choose one."""
+        index = len(self.follower.trace.tests)
+        text = ast.unparse(node)
+        self.follower.trace.tests.append(Test(text[:80], node.lineno, text if self._guardable(node) else None))
+        self.generic_visit(node)
+        call = ast.Call(ast.Name("ferryman_maybe", ast.Load()), [ast.Constant(index), node], [])
+        return ast.copy_location(call, node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         return node
@@ -190,8 +217,29 @@ class Instrument(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.ctx, ast.Store) or (node.attr.startswith("__") and node.attr != "__class__"):
             raise Unproven(f"{self.own.__qualname__}: it changes its state, or reads {node.attr} (line {node.lineno})")
+        if node.attr in _LAYOUT and not self.testing and ast.unparse(node.value) != self.self_name:
+            raise Unproven(f"{self.own.__qualname__}: it reads {ast.unparse(node)[:60]}, which says how a tensor lies")
+        self._global(node)
         self.generic_visit(node)
         return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if isinstance(node.ctx, ast.Load):
+            self._global(node)
+        return node
+
+    def _global(self, node: ast.expr) -> None:
+        """Note a name of a file that is read: of its own, or of another library's module."""
+        names, name = self.own.__globals__, node.id if isinstance(node, ast.Name) else ""
+        if isinstance(node, ast.Attribute):
+            module, name = source.resolve(node.value, self.own), node.attr
+            if not isinstance(module, types.ModuleType) or trusted(types.SimpleNamespace(__module__=module.__name__)):
+                return
+            names = vars(module)
+        elif name in source.locals_of(self.own) or name in self.own.__code__.co_freevars:
+            return
+        if name in names and not isinstance(names[name], types.ModuleType):
+            self.follower.trace.read(names, name)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if isinstance(node.ctx, ast.Store) and self._reads_self(node.value):
@@ -211,17 +259,25 @@ class Instrument(ast.NodeTransformer):
             and isinstance(target.value, ast.Name)
             and target.value.id == self.self_name
         ):
-            self._own(target.attr)
+            followed = self._own(target.attr)
+            if followed is not None:
+                node.func = self._new(followed, target)
         elif isinstance(target, ast.Attribute) and _is_super(target.value):
-            self._parent(target.attr)
+            followed = self._parent(target.attr)
+            if followed is not None:
+                node.func = self._new(followed, target)
+                node.args.insert(0, ast.copy_location(ast.Name(self.self_name or "self", ast.Load()), target))
         elif isinstance(target, ast.Name) or source.resolve(target, self.own) is not MISSING:
             replaced = self._known(source.resolve(target, self.own), ast.unparse(target))
+            self._global(target)
             if replaced is not None:
                 node.func = ast.copy_location(ast.Name(replaced, ast.Load()), target)
         elif isinstance(target, ast.Attribute):
             base = source.resolve(target.value, self.own)
             if base is not MISSING and not trusted(base):
                 raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)}, which no proof follows")
+            if target.attr in _CHANGES and not self._own_list(target.value):
+                raise Unproven(f"{self.own.__qualname__}: {ast.unparse(target)[:60]} may change its state")
             node.func = self.visit(target)
         elif isinstance(target, ast.Subscript) and isinstance(source.resolve(target.value, self.own), Mapping):
             self.new["ferryman_taken"] = self.follower.taken
@@ -243,39 +299,60 @@ class Instrument(ast.NodeTransformer):
                 return None
             raise Unproven(f"{self.own.__qualname__}: calls {text}")
         if trusted(value) or (isinstance(value, functools.partial) and trusted(value.func)):
+            asks = getattr(value, "__name__", "").lstrip("_").startswith(("is_", "get_", "are_"))
+            if asks and not self.testing and value not in _OF_TENSORS:
+                raise Unproven(f"{self.own.__qualname__}: asks {text}, which is another's to say")
             return None
         if isinstance(value, types.FunctionType) and value in modes:
             return None
         if not isinstance(value, types.FunctionType):
             raise Unproven(f"{self.own.__qualname__}: calls {text}, which no proof follows")
+        return self._named(self.follower.helper(value, self.depth + 1))
+
+    def _named(self, followed: Any) -> str:
         name = f"ferryman_followed_{len(self.new)}"
-        self.new[name] = self.follower.helper(value, self.depth + 1)
+        self.new[name] = followed
         return name
 
-    def _own(self, name: str) -> None:
-        """``self.name(...)``: a method, or a function that the module holds."""
+    def _new(self, followed: Any, node: ast.AST) -> ast.Name:
+        return ast.copy_location(ast.Name(self._named(followed), ast.Load()), node)
+
+    def _own_list(self, node: ast.expr) -> bool:
+        """A local, made here."""
+        return isinstance(node, ast.Name) and node.id in self.first_store and node.id not in self.parameters
+
+    def _own(self, name: str) -> Any:
+        """``self.name(...)``: a method, or a function that the module holds. What stands for it, if it may not stay."""
         follower = self.follower
         if name in follower.methods:
             follower.method(name, self.depth + 1)
-            return
+            return None
         attribute = getattr(follower.module, name, MISSING)
         if name in follower.known and isinstance(attribute, nn.Module):
-            return
+            return None
+        declared = source.members(follower.kind).get(name) if follower.kind is not None else None
+        if isinstance(declared, staticmethod) and attribute is declared.__func__:
+            return follower.helper(attribute, self.depth + 1)
+        if isinstance(declared, classmethod) and getattr(attribute, "__func__", None) is declared.__func__:
+            return functools.partial(follower.helper(declared.__func__, self.depth + 1), follower.kind)
         if isinstance(attribute, Tensor) or attribute is MISSING:
             raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which no proof follows")
         known = trusted(attribute) and not isinstance(attribute, nn.Module)
         if not known and not (isinstance(attribute, functools.partial) and trusted(attribute.func)):
             raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which it holds, and no proof follows")
+        return None
 
-    def _parent(self, name: str) -> None:
-        """``super().name(...)`` runs code that is not instrumented: PyTorch's own may."""
+    def _parent(self, name: str) -> Any:
+        """``super().name(...)``: PyTorch's own code may stay as it is (None); any other is followed."""
         cells = dict(zip(self.own.__code__.co_freevars, self.own.__closure__ or (), strict=True))
         here = cells["__class__"].cell_contents if "__class__" in cells else None
         order = self.follower.kind.__mro__ if self.follower.kind is not None else ()
         for base in order[order.index(here) + 1 :] if here in order else ():
             if name in vars(base):
                 if trusted(base):
-                    return
+                    return None
+                if isinstance(vars(base)[name], types.FunctionType):
+                    return self.follower.function(vars(base)[name], "method", self.depth + 1)
                 break
         raise Unproven(f"{self.own.__qualname__}: calls super().{name}, which no proof follows")
 

@@ -39,6 +39,8 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         inner = source.innermost(function)
         constants += [c for c in inner.__code__.co_consts if isinstance(c, float)]
         constants += [d for d in inner.__defaults__ or () if isinstance(d, float)]
+        constants += [v for v in source.names_of(inner).values() if isinstance(v, float)]
+    constants += [v for v in source.members(type(module)).values() if isinstance(v, float)]
     return Leaf(
         {n: p.shape[0] for n, p in weights.items() if p.dim() == 1},
         {n: (p.shape[0], p.shape[1]) for n, p in weights.items() if p.dim() == 2},
@@ -168,7 +170,7 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
     reached, tests = names_reached(kind), []
     values = {n: v for n, v in source.members(kind).items() if not n.startswith("__")} | vars(module)
     for name, value in values.items():
-        if name in _OWN or (name not in reached and "getattr" not in reached) or _lasting(value):
+        if name in _OWN or (name not in reached and "getattr" not in reached) or lasting(value):
             continue
         if not name.isidentifier() or not _literal(value) or len(repr(value)) > _LONGEST:
             kept = f"{type(value).__name__} {name}"
@@ -199,12 +201,12 @@ _LONGEST = 200  # characters of contents that a call compares
 _PLAIN = bool | int | float | str | None | torch.dtype
 
 
-def _lasting(value: Any) -> bool:
+def lasting(value: Any) -> bool:
     """Whether a value cannot change in place; a module's own settings are its own affair."""
     if isinstance(value, tuple):
-        return all(map(_lasting, value))
+        return all(map(lasting, value))
     if isinstance(value, functools.partial):
-        return _lasting(value.func) and all(map(_lasting, (*value.args, *value.keywords.values())))
+        return lasting(value.func) and all(map(lasting, (*value.args, *value.keywords.values())))
     functions = type | types.FunctionType | types.BuiltinFunctionType | staticmethod | classmethod | property
     return isinstance(value, _PLAIN | complex | bytes | torch.device | enum.Enum | nn.Module | functions)
 

@@ -101,7 +101,7 @@ def prove(
     original raises is the reason of a proof that is not ``ok``.
     """
     # oneDNN reads bfloat16's subnormals as 0 and adds in blocks of its own: PyTorch's plain kernels judge here
-    with _plain_kernels():
+    with plain_kernels():
         return _prove(original, candidate, inputs, forms or (candidate,), storage, narrow, gradients, limit, wide)
 
 
@@ -133,7 +133,7 @@ def alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_kernels() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -161,9 +161,9 @@ def _prove(
                 wanted, wanted_slopes = _run(original, given, gradients)
                 again, _ = _run(original, given, False)
             _same(wanted, again, limit)
-            worst = max(worst, _distance("result", actual, wanted, limit))
+            worst = max(worst, distance("result", actual, wanted, limit))
             reach = functools.partial(_reach, original, candidate, given, slopes, wanted_slopes)
-            gradient = max(gradient, _distance("gradient", slopes, wanted_slopes, limit, reach))
+            gradient = max(gradient, distance("gradient", slopes, wanted_slopes, limit, reach))
         form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage, wide)
     except Disagreement as error:
         return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=error.distance)
@@ -223,7 +223,7 @@ def _same(first: list[Tensor], again: list[Tensor], limit: float) -> None:
     if all(a.shape == b.shape and _equal(a, b) for a, b in zip(first, again, strict=True)):
         return
     try:
-        _distance("result", again, first, limit)
+        distance("result", again, first, limit)
     except Disagreement as error:
         raise Disagreement("it gives another result the second time") from error
 
@@ -266,7 +266,7 @@ def _reach(
     return [r.amax(-1, keepdim=True) if r.dim() and r.numel() else r for r in reach]
 
 
-def _distance(
+def distance(
     what: str,
     actual: list[Tensor],
     wanted: list[Tensor],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
-from ferryman.porting.model import adding, serving, source
+from ferryman.porting.model import adding, beyond, serving, source
 from ferryman.porting.model.branches import follow_function, follow_module
 from ferryman.porting.model.leaf import (
-    NARROW,
     class_code,
     class_settings,
     contents_tests,
@@ -29,14 +28,15 @@ from ferryman.porting.model.leaf import (
     is_setting,
     keep_state,
     leaf_of,
+    names_reached,
     pair_of,
     state_of,
 )
-from ferryman.porting.model.proof import Proof, drawn, prove
-from ferryman.porting.model.trace import Trace, Unproven
+from ferryman.porting.model.proof import Disagreement, Proof, drawn, prove
+from ferryman.porting.model.trace import Read, Trace, Unproven
+from ferryman.porting.model.twin import dimensions, narrowed, original, own_numbers, shaped, tensors_of
 
 _WIDE = 3  # inputs that a proven candidate is rounded on once more
-_LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 _DEFINITIONS = Definitions()
 
 
@@ -50,7 +50,7 @@ class Role:
     the expression calls beside ``op``, once each. required: how many inputs a call must give, whatever the forward's
     signature says. tensors: of the module, that the proof drew; absent: its parameters and buffers that were None;
     state: its attributes whose values the proof had; read: those that ``expression`` reads, of which it had the type;
-    code: attributes of its class that the forward comes to.
+    code: attributes of its class that the forward comes to; reads: names of files that it reads.
     """
 
     op: str
@@ -71,12 +71,15 @@ class Role:
     state: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     code: tuple[str, ...] = ()
+    reads: tuple[Read, ...] = ()
 
     def on(self, module: nn.Module) -> Role:
         """The role with what it needs of a module that it was proven for. Raises Unproven as `contents_tests` does."""
         weights = [*module._parameters.items(), *module._buffers.items()]
         kind, read = type(module), set(re.findall(r"\bself\.(\w+)", f"{self.expression} {self.added}"))
         own = {n for n in (*vars(module), *module._modules) if is_setting(kind, n)} | class_settings(kind)
+        # a name that its code reads may become an attribute of the instance
+        own |= {n for n in names_reached(kind) if is_setting(kind, n)} - {"forward", *(n for n, _ in weights)}
         return replace(
             self,
             tests=(*self.tests, *contents_tests(module)),
@@ -90,6 +93,7 @@ class Role:
     def serving(self, kind: Any, expression: str, inputs: tuple[str, ...]) -> tuple[list[str], str, str]:
         """`serving.condition` of one of its expressions, for modules of a class."""
         current, _ = source.still(kind, self.code)
+        current += [read.test(i) for i, read in enumerate(self.reads)]
         return serving.condition(current, self.tests, self.guards, self.tensors, self.absent, inputs, expression)
 
 
@@ -145,8 +149,12 @@ def _shown(
         followed = follow_module(module, trace)
     except Unproven as error:
         return Refusal(str(error))
-    twin = _narrowed(module, leaf)
+    numbers = frozenset(trace.numbers | own_numbers(module))
+    twin = narrowed(module, leaf, numbers)
     names = (*leaf.vectors, *leaf.matrices, *leaf.scalars)
+    twin["ferryman_dims"] = dimensions(followed, twin, names, candidates[0])
+    for test in trace.tests:  # what was refused covers nothing
+        test.seen.clear()
     nearest: tuple[float, str] | None = None
     shown: list[tuple[Candidate, Proof]] = []
     for candidate in candidates:
@@ -161,6 +169,12 @@ def _shown(
         tried = frozenset(c.op for c in candidates)
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
+    try:
+        more = _beyond(followed, twin, names, candidate, numbers)
+    except Disagreement as error:
+        return Refusal(f"not {candidate.op}, which is nearest: {error}", frozenset({candidate.op}))
+    except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
+        return Refusal(f"not {candidate.op}, which is nearest: {type(error).__name__}: {error}".split("\n", 1)[0][:300])
     added = bool(candidate.added) and _takes_addition(followed, twin, names, candidate)
     try:
         guards = tuple(trace.guards())
@@ -171,13 +185,14 @@ def _shown(
         candidate.expression,
         ("x", "gate") if candidate.gate else ("x",),
         parameters,
-        (_gated_tests if candidate.gate else _tests)(followed, twin, names, candidate, added),
+        (*(_gated_tests if candidate.gate else _tests)(followed, twin, names, candidate, added), *more),
         guards,
         proof,
         digest_of(type(module)),
         candidate.gradient,
         candidate.added if added else "",
         candidate.added_op if added else "",
+        reads=tuple(trace.reads),
     )
     try:
         return role.on(module)
@@ -226,23 +241,6 @@ def no_gradient(tensors: Sequence[str]) -> str:
     return f"not (torch.is_grad_enabled() and ({' or '.join(f'{t}.requires_grad' for t in tensors)}))"
 
 
-def _narrowed(module: nn.Module, leaf: Leaf) -> dict[str, Any]:
-    """A module's state with sides of matrices cut to a few tens, and the numbers that name them too."""
-    sides = {s for shape in leaf.matrices.values() for s in shape}
-    state = dict(module.__dict__)
-    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(s for s in sides if s > NARROW))}
-    # a number that is no side may be that of a row: the row stays, unless the twin gets large
-    rows = [v for v in state.values() if isinstance(v, int) and not isinstance(v, bool) and v not in sides]
-    kept = {size: max(short, 2 + max((v for v in rows if v < size), default=0)) for size, short in cut.items()}
-    if all(kept.get(a, a) * kept.get(b, b) <= _LARGEST for a, b in leaf.matrices.values()):
-        cut = kept
-    for name, value in state.items():
-        if isinstance(value, int) and not isinstance(value, bool) and value in cut:
-            state[name] = cut[value]
-    state["ferryman_cut"] = cut
-    return state
-
-
 def _prove(
     kind: type[nn.Module],
     state: dict[str, Any],
@@ -253,21 +251,20 @@ def _prove(
     """The instrumented module against the candidate's expression, in both modes. wide: tensors that are float32 where
     the others are narrower, of a candidate that is proven with all of one dtype."""
     cut: dict[int, int] = state["ferryman_cut"]
-    weights = {**state["_parameters"], **state["_buffers"]}
-    generator = torch.Generator().manual_seed(7)
-    tensors = [
-        torch.randn([cut.get(s, s) for s in weights[n].shape], generator=generator, dtype=torch.float64) for n in names
-    ]
+    tensors = tensors_of(state, names, 7)
     inputs: list[tuple[Any, ...]]
     if candidate.rows:
         # rows of any length: what bounds a row's norm shows, whatever the bound
-        known = [v for v in state.values() if isinstance(v, int) and not isinstance(v, bool)]
-        drawn_ids = list(_ids(tensors[names.index(candidate.rows)].shape[0], known))
+        known = [v for v in (*state.values(), *state["ferryman_named"]) if isinstance(v, int) and v is not True]
+        drawn_ids = list(beyond.ids(tensors[names.index(candidate.rows)].shape[0], known))
         inputs = [(ids, *tensors) for ids in drawn_ids]
         inputs += [(drawn_ids[0], *(t * 2.0**power for t in tensors)) for power in (-200, 200)]
     else:
         width = cut.get(candidate.width, candidate.width)
-        inputs = [(x, *(_gating(x, i) if candidate.gate else ()), *tensors) for i, x in enumerate(_inputs(width))]
+        inputs = [
+            (x, *(beyond.gating(x, i) if candidate.gate else ()), *tensors)
+            for i, x in enumerate(shaped(beyond.inputs_of(width), state))
+        ]
     count = 2 if candidate.gate else 1
     expression = compiled(candidate.expression, ("self", "x", "gate")[: 1 + count], ops=_DEFINITIONS)
     proof = Proof(False)
@@ -286,6 +283,31 @@ def _prove(
     return proof
 
 
+def _beyond(
+    kind: type[nn.Module],
+    state: dict[str, Any],
+    names: Sequence[str],
+    candidate: Candidate,
+    numbers: frozenset[float],
+) -> list[str]:
+    """Tests that a call must pass beside. Raises Disagreement where no drawn input showed that the two differ."""
+    cut: dict[int, int] = state["ferryman_cut"]
+    run = functools.partial(original, kind, state, names, False)
+    tensors = tensors_of(state, names, 7)
+    if candidate.rows:
+        ids = torch.tensor([[-1, 0]])
+        try:
+            with torch.no_grad():
+                run(ids, *tensors)
+        except (IndexError, RuntimeError):
+            return []
+        raise Disagreement("it takes numbers below zero")
+    width = cut.get(candidate.width, candidate.width)
+    expression = compiled(candidate.expression, ("self", "x", "gate")[: 2 + candidate.gate], ops=_DEFINITIONS)
+    both = beyond.Beyond(run, expression, candidate, state, tuple(names), tuple(tensors), width, numbers)
+    return beyond.shown(both, state["ferryman_dims"])
+
+
 def _takes_addition(
     kind: type[nn.Module],
     state: dict[str, Any],
@@ -293,62 +315,14 @@ def _takes_addition(
     candidate: Candidate,
     wide: frozenset[int] = frozenset(),
 ) -> bool:
-    weights = {**state["_parameters"], **state["_buffers"]}
-    generator = torch.Generator().manual_seed(9)
-    tensors = [torch.randn(weights[n].shape, generator=generator, dtype=torch.float64) for n in names]
+    tensors = tensors_of(state, names, 9)
     expression = compiled(candidate.added, ("self", "x", "residual"), ops=_DEFINITIONS)
     return adding.proven(
         functools.partial(original, kind, state, names, False),
         lambda x, r, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x, r),
-        [(x, *tensors) for x in _inputs(candidate.width)][: _WIDE if wide else None],
+        [(x, *tensors) for x in shaped(beyond.inputs_of(candidate.width), state)][: _WIDE if wide else None],
         wide,
     )
-
-
-def _ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
-    """Numbers of rows: every one of a short table, those that a module's state names, repeated ones, none."""
-    generator = torch.Generator().manual_seed(5)
-    edges = [0, rows - 1, *(v for v in known if 0 <= v < rows)]
-    every = torch.cat([torch.tensor(edges * 2), torch.randperm(rows, generator=generator)[:64]])
-    yield every.unsqueeze(0)
-    yield torch.randint(rows, (2, 7), generator=generator, dtype=torch.int32)
-    yield torch.randint(rows, (2, 3, 2), generator=generator)
-    yield every[:1]
-    yield torch.tensor(rows - 1)
-    yield torch.empty(2, 0, dtype=torch.int64)
-
-
-def _inputs(width: int) -> Iterator[Tensor]:
-    for shape, seed in (((4, width), 0), ((2, 3, width), 1)):
-        for name, x in drawn(*shape, seed=seed):
-            if seed == 0 or name == "normal":
-                yield x
-    generator = torch.Generator().manual_seed(3)
-    yield torch.randn(1, width, generator=generator, dtype=torch.float64)
-    # one magnitude a row, from 2^-30 to 2^30: a clamp, or an eps in another place, shows somewhere
-    sweep = torch.exp2(torch.arange(-30.0, 31.0, 4.0, dtype=torch.float64)).unsqueeze(-1)
-    yield torch.randn(len(sweep), width, generator=generator, dtype=torch.float64) * sweep
-    # where activations bend; each row has all of the range
-    yield torch.linspace(-30, 30, 6 * width, dtype=torch.float64).reshape(width, 6).t().contiguous()
-    yield torch.linspace(-4, 4, 2 * width, dtype=torch.float64).reshape(width, 2, 1).permute(2, 1, 0).contiguous()
-
-
-def _gating(x: Tensor, index: int) -> tuple[Tensor]:
-    """What may gate x: plain, all of an activation's range, or small."""
-    generator = torch.Generator().manual_seed(11 + index)
-    gate = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    return (gate * (2.0, 12.0, 0.1)[index % 3],)
-
-
-def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, *given: Tensor) -> Any:
-    twin = kind.__new__(kind)
-    twin.__dict__.update(state)
-    count = len(given) - len(names)
-    tensors = dict(zip(names, given[count:], strict=True))
-    twin.__dict__["_parameters"] = {n: tensors.get(n) for n in state["_parameters"]}
-    twin.__dict__["_buffers"] = {n: tensors.get(n) for n in state["_buffers"]}
-    twin.__dict__["training"] = training
-    return twin.forward(*given[:count])
 
 
 # Activations ----------------------------------------------------------------------------------------------
@@ -394,7 +368,7 @@ def _gate_of(activation: Any, module: bool) -> Gate | None:
         for gate in family.gates() if hasattr(family, "gates") else ():
             if prove(call, gate.activation, inputs).ok:
                 try:
-                    return gate if not trace.guards() else None
+                    return gate if not trace.guards() and not trace.reads else None
                 except Unproven:
                     return None
     return None
@@ -410,8 +384,8 @@ def _is_torch(function: Any) -> bool:
 def role_forward(role: Role, kind: Any, served: Any = None) -> types.FunctionType:
     """The forward of a module with a proven role; ``served``, or what its class has then, serves the other calls."""
     before, asked, expression = role.serving(kind, role.expression, role.inputs)
-    meaning = serving.known(kind, role.guards, role.code)
+    meaning = serving.known(kind, role.guards, role.code, role.reads)
     return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, kind, served)
 
 
-__all__ = ["Refusal", "Role", "gate_of", "leaf_of", "replace", "role_forward", "role_of"]
+__all__ = ["Refusal", "Role", "gate_of", "leaf_of", "original", "own_numbers", "replace", "role_forward", "role_of"]

@@ -24,7 +24,7 @@ from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.helpers import unread
 from ferryman.porting.model.proof import Proof, prove
-from ferryman.porting.model.trace import Trace, Unproven
+from ferryman.porting.model.trace import Read, Trace, Unproven, meaning
 
 _DEFINITIONS = Definitions()
 # Code of a library's decorators -> whether one of them hands calls on to what it wraps, not to another implementation.
@@ -34,11 +34,13 @@ wrappers: dict[types.CodeType, Callable[[types.FunctionType], bool]] = {}
 
 @dataclass(frozen=True)
 class Form:
-    """One proven meaning of a function. ``guards``: tests of its own that came out one way."""
+    """One proven meaning of a function. ``guards``: tests of its own that came out one way; ``reads``: names of files
+    that it reads."""
 
     routine: Routine
     guards: tuple[tuple[str, bool], ...]
     proof: Proof
+    reads: tuple[Read, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
             continue
         op = routine.op
         shown.add(fixed)
-        yield Form(routine, guards, proof)
+        yield Form(routine, guards, proof, tuple(trace.reads))
 
 
 def _prove(followed: Any, routine: Routine, trace: Trace) -> Proof:
@@ -177,6 +179,7 @@ def _replacement(function: types.FunctionType, inner: types.FunctionType, forms:
     rest = code.co_varnames[code.co_argcount] if code.co_flags & inspect.CO_VARKEYWORDS else ""
     known = source.names_read(inner, [text for form in forms for text, _ in form.guards])
     known |= {"ops": ops, "torch": torch, "_original": function, "_graded": _graded, "_narrow": _narrow}
+    known |= meaning(forms[0].reads)
     known["_read"] = _read_by_wrappers(function)
     lines = [
         f"def served({', '.join(names)}{f', **{rest}' if rest else ''}):",
@@ -194,6 +197,7 @@ def _replacement(function: types.FunctionType, inner: types.FunctionType, forms:
         if not routine.gradient or routine.writes is not None:
             tests.append(f"not _graded({ours})")
         tests += [f"bool({text}) is {outcome}" for text, outcome in form.guards]
+        tests += [read.test(j) for j, read in enumerate(form.reads)]
         lines.append(f"        if {' and '.join(tests)}:")
         if routine.writes is None:
             lines.append(f"            return {routine.expression}")

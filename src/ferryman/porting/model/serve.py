@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import types
 from collections import Counter
@@ -88,7 +89,7 @@ class Serve(ast.NodeTransformer):
             return node
         if entry is not None:
             self._use(entry.op, node, entry.fixed)
-            return self._put(entry.replacement, node)
+            return self._while(node, value, self._put(entry.replacement, node))
         handed = source.handed_on(value)
         function = value if handed is None else handed
         if isinstance(function, types.FunctionType) and not source_is_torch(function):
@@ -104,8 +105,13 @@ class Serve(ast.NodeTransformer):
             if helper is not None:
                 if handed is not None:
                     helper = self.owner.standing.setdefault(value, _standing(value, helper))
-                return self._put(helper, node)
+                return self._while(node, value, self._put(helper, node))
         return node
+
+    def _while(self, node: ast.expr, value: Any, served: ast.expr) -> ast.expr:
+        """What is served while a name means what it means now; after that, what it means then."""
+        test = ast.Compare(copy.deepcopy(node), [ast.Is()], [self._put(value, node)])
+        return ast.copy_location(ast.IfExp(test, served, node), node)
 
     def _use(self, op: str, node: ast.AST, fixed: tuple[str, int] | None = None) -> None:
         """A function that is passed on, not called, may be called or not; what learns at ``fixed`` is another's."""
@@ -211,7 +217,8 @@ class Serve(ast.NodeTransformer):
             target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
             if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and target.id in self.single:
                 activation = self._activation(statement.value)
-                if activation is not None and read.get(target.id, -1) > i:
+                last = read.get(target.id, -1)
+                if activation is not None and last > i and self._waits(statement.value, body[i + 1 : last]):
                     assert isinstance(statement.value, ast.Call)
                     self.pending[target.id] = statement.value
                     statement.value = self.visit(statement.value.args[0])
@@ -219,6 +226,13 @@ class Serve(ast.NodeTransformer):
                     continue
             statements.append(self.visit(statement))
         return statements
+
+    def _waits(self, call: ast.expr, between: list[ast.stmt]) -> bool:
+        """Whether an activation may run after these statements: none names what it is of, to change it in place."""
+        assert isinstance(call, ast.Call)
+        child = isinstance(call.args[0], ast.Call) and self._dotted(call.args[0].func) is not None
+        own = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)} - {self.self_name}
+        return child or not any(isinstance(n, ast.Name) and n.id in own for s in between for n in ast.walk(s))
 
     # Gates
 
@@ -284,6 +298,13 @@ class Serve(ast.NodeTransformer):
             self.owner.uses.append(Use(function_gate[0].op, "", self.conditions))
             target = _of_function(function_gate[0], function_gate[1])[0 if first else 1]
             arguments = [inner, rest] if first else [rest, inner]
+            served = ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
+            whole = ast.Call(call.func, [copy.deepcopy(inner)], call.keywords)
+            sides = (whole, copy.deepcopy(rest)) if first else (copy.deepcopy(rest), whole)
+            now = self._while(call.func, source.resolve(call.func, self.own), served)
+            assert isinstance(now, ast.IfExp)
+            now.orelse = ast.copy_location(ast.BinOp(sides[0], ast.Mult(), sides[1]), node)
+            return now
         return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
 
 

@@ -23,6 +23,7 @@ from ferryman import ops
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import source
 from ferryman.porting.model.leaf import is_setting, same
+from ferryman.porting.model.trace import Read, meaning
 
 # What an op takes as it is. A subclass that arrives after porting (a quantised or a distributed tensor) is its module's
 # own affair.
@@ -59,9 +60,13 @@ def condition(
     return before, " and ".join([*current, *map(read, asked)]) or "True", read(expression)
 
 
-def known(kind: Any, guards: Sequence[tuple[str, bool]], code: Sequence[str]) -> dict[str, Any]:
-    """What the code's names mean."""
+def known(
+    kind: Any, guards: Sequence[tuple[str, bool]], code: Sequence[str], reads: Sequence[Read] = ()
+) -> dict[str, Any]:
+    """What the code's names mean. A parameter that a guard reads, and a served call does not give, has its default."""
     names = source.names_read(kind.forward, [text for text, _ in guards])
+    parameters = inspect.signature(kind.forward).parameters.values()
+    names |= {p.name: p.default for p in parameters if p.default is not p.empty}
     _, current = source.still(kind, code)
     ours = {
         "ops": ops,
@@ -70,7 +75,7 @@ def known(kind: Any, guards: Sequence[tuple[str, bool]], code: Sequence[str]) ->
         "ferryman_refused": ArgumentError,
         "ferryman_same": same,
     }
-    return names | ours | current
+    return names | ours | current | meaning(reads)
 
 
 def forward(

@@ -124,6 +124,12 @@ def _code_of(function: types.FunctionType, tree: ast.FunctionDef, names: tuple[s
     raise ValueError(f"{tree.name} is not in what was compiled")
 
 
+def codes_of(function: types.FunctionType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions inside."""
+    yield function.__code__
+    yield from _codes(function.__code__)
+
+
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -161,7 +167,7 @@ def rewrapped(function: Any, inner: Any) -> Any:
     if wrapped is None or not isinstance(function, types.FunctionType):
         return None
     cells = list(function.__closure__ or ())
-    places = [i for i, cell in enumerate(cells) if _content(cell) is own]
+    places = [i for i, cell in enumerate(cells) if content(cell) is own]
     if not places:
         return None
     for i in places:
@@ -177,7 +183,7 @@ def rewrapped(function: Any, inner: Any) -> Any:
     return copy
 
 
-def _content(cell: types.CellType) -> Any:
+def content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # an empty cell
@@ -197,7 +203,7 @@ def resolve(node: ast.AST, function: types.FunctionType) -> Any:
     if not isinstance(node, ast.Name) or node.id in locals_of(function):
         return MISSING
     if node.id in function.__code__.co_freevars:
-        return _content((function.__closure__ or ())[function.__code__.co_freevars.index(node.id)])
+        return content((function.__closure__ or ())[function.__code__.co_freevars.index(node.id)])
     return function.__globals__.get(node.id, getattr(builtins, node.id, MISSING))
 
 
@@ -244,6 +250,13 @@ def names_read(function: Any, texts: Sequence[str]) -> dict[str, Any]:
     """
     known = innermost(function).__globals__
     return {n: known[n] for text in texts for n in compile(text, "<guard>", "eval").co_names if n in known}
+
+
+def names_of(function: types.FunctionType) -> dict[str, Any]:
+    """What a function's code reads of its file, and closes over."""
+    names = {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return names | {n: content(cell) for n, cell in cells}
 
 
 def members(kind: type) -> dict[str, Any]:

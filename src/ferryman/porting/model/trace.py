@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _TRUSTED = ("torch", "math", "builtins", "operator", "typing", "_operator")
@@ -36,12 +39,71 @@ class Test:
     sides: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Read:
+    """A name of a file that code reads, and its value then: others may put another there. ``home``: the file's module,
+    or where it has none, the dictionary of its names."""
+
+    home: Any
+    name: str
+    value: Any = field(hash=False)
+
+    def test(self, index: int) -> str:
+        """Whether it still has that value; `meaning` says what the names in it are."""
+        home = f"ferryman_home_{index}"
+        now = f"{home}.get({self.name!r})" if isinstance(self.home, dict) else f"{home}.{self.name}"
+        if isinstance(self.value, list | dict | set) and lasts(self.value):
+            return f"ferryman_same({now}, {self.value!r})"
+        same = "==" if isinstance(self.value, int | float | str | tuple) else "is"
+        return f"{now} {same} ferryman_read_{index}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        named = self.home.__name__ if isinstance(self.home, types.ModuleType) else None
+        return _read_again, (named, self.name, self.value)
+
+
+def lasts(value: Any) -> bool:
+    """Whether a list, dictionary or set is what its text says: numbers, words, dtypes."""
+    if isinstance(value, list | set | dict):
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return type(value) in (list, set, dict) and bool(value) and all(map(lasts, parts))
+    return type(value) in (bool, int, str, type(None), torch.dtype) or (type(value) is float and math.isfinite(value))
+
+
+def _read_again(named: str | None, name: str, value: Any) -> Read:
+    return Read({} if named is None else sys.modules.get(named, {}), name, value)
+
+
+def meaning(reads: Sequence[Read]) -> dict[str, Any]:
+    """What the names in the tests of some names mean."""
+    homes = {f"ferryman_home_{i}": read.home for i, read in enumerate(reads)}
+    return homes | {f"ferryman_read_{i}": read.value for i, read in enumerate(reads)}
+
+
 @dataclass
 class Trace:
-    """All conditions of the code that was followed. ``run``: whoever runs it counts the runs that he tells apart."""
+    """All conditions of the code that was followed. ``run``: whoever runs it counts the runs that he tells apart.
+    ``numbers``: in that code, and that it reads. ``reads``: names of files that it reads, but for modules."""
 
     tests: list[Test] = field(default_factory=list)
     run: int = 0
+    numbers: set[float] = field(default_factory=set)
+    reads: list[Read] = field(default_factory=list)
+
+    def read(self, names: dict[str, Any], name: str) -> None:
+        """Note that code reads a name of a file. Raises Unproven for what may change in place."""
+        value = names[name]
+        if isinstance(value, Tensor | list | set) and not lasts(value):
+            raise Unproven(f"it reads {name}, a {type(value).__name__} of its file, which may change in place")
+        home = sys.modules.get(names.get("__name__", ""))
+        read = Read(home if home is not None and vars(home) is names else names, name, value)
+        if all(read.name != known.name or read.home is not known.home for known in self.reads):
+            self.reads.append(read)
+        self.numbers |= numbers_in(value)
+
+    def maybe(self, index: int, value: Any) -> Any:
+        """A comparison outside of tests: of tensors it is none."""
+        return self.seen(index, value) if isinstance(value, bool) else value
 
     def seen(self, index: int, value: Any) -> Any:
         self.tests[index].seen.add(bool(value))
@@ -78,6 +140,15 @@ class Trace:
                     raise Unproven(f"no input took both sides of `{test.text}` (line {test.line})")
                 guards.append((test.guard, next(iter(test.seen))))
         return list(dict.fromkeys(guards))
+
+
+def numbers_in(value: Any) -> set[float]:
+    """Finite numbers, alone or in a list or a table."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    parts = value if isinstance(value, tuple | list | set | frozenset) else (value,)
+    numbers = [p for p in parts if isinstance(p, int | float) and not isinstance(p, bool)]
+    return {float(n) for n in numbers if abs(n) < 1e300 and math.isfinite(n)}
 
 
 def _number(value: Any) -> float:

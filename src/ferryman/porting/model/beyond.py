@@ -1,0 +1,194 @@
+"""Inputs that a module is proven with, and what these leave out: numbers that its code names, lengths, dimensions,
+what is not finite, float32, autocast. Thresholds there show in no drawn input of ordinary size.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman import ops
+from ferryman.ops.recognition import Candidate, compiled
+from ferryman.porting.model.exact import Widened
+from ferryman.porting.model.proof import LIMIT, Disagreement, distance, drawn, flat, plain_kernels
+
+_MOST = 1 << 24  # elements of the longest input
+_LONG = 1025  # tokens, whatever the code names
+_CLOSE = 2.0**-12  # float32: sums of thousands of terms differ by less in any order, 16 bits in between by more
+# A module that rounds where the op does not is apart by few units of its dtype; another eps or scale is by more.
+_APART = {torch.bfloat16: 2.0**-4, torch.float16: 2.0**-7}
+_NARROW = 2.0**-4  # of small numbers in float16, whose squares are subnormal
+Run = Callable[..., Any]
+
+
+def ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
+    """Numbers of rows: every one of a short table, those that a module's state names, repeated ones, none."""
+    generator = torch.Generator().manual_seed(5)
+    edges = [0, rows - 1, *(v for v in known if 0 <= v < rows)]
+    every = torch.cat([torch.tensor(edges * 2), torch.randperm(rows, generator=generator)[:64]])
+    yield every.unsqueeze(0)
+    yield torch.randint(rows, (2, 7), generator=generator, dtype=torch.int32)
+    yield torch.randint(rows, (2, 3, 2), generator=generator)
+    yield every[:1]
+    yield torch.tensor(rows - 1)
+    yield torch.empty(2, 0, dtype=torch.int64)
+
+
+def inputs_of(width: int) -> Iterator[Tensor]:
+    for shape, seed in (((4, width), 0), ((2, 3, width), 1)):
+        for name, x in drawn(*shape, seed=seed):
+            if seed == 0 or name == "normal":
+                yield x
+    generator = torch.Generator().manual_seed(3)
+    yield torch.randn(1, width, generator=generator, dtype=torch.float64)
+    # one magnitude a row, from 2^-30 to 2^30: a clamp, or an eps in another place, shows somewhere
+    sweep = torch.exp2(torch.arange(-30.0, 31.0, 4.0, dtype=torch.float64)).unsqueeze(-1)
+    yield torch.randn(len(sweep), width, generator=generator, dtype=torch.float64) * sweep
+    # where activations bend; each row has all of the range
+    yield torch.linspace(-30, 30, 6 * width, dtype=torch.float64).reshape(width, 6).t().contiguous()
+    yield torch.linspace(-4, 4, 2 * width, dtype=torch.float64).reshape(width, 2, 1).permute(2, 1, 0).contiguous()
+
+
+def gating(x: Tensor, index: int) -> tuple[Tensor]:
+    """What may gate x: plain, all of an activation's range, or small."""
+    generator = torch.Generator().manual_seed(11 + index)
+    gate = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    return (gate * (2.0, 12.0, 0.1)[index % 3],)
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Both sides of a proof, as functions of (x, .., tensors); ``given(x)``: these for an x. numbers: that the code
+    names. allowed: the dimensions of x for which the original gives a result that agrees."""
+
+    original: Run
+    expression: Any
+    candidate: Candidate
+    state: dict[str, Any]
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    width: int
+    numbers: frozenset[float]
+
+    def wanted(self, *given: Any) -> list[Tensor]:
+        with Widened(torch.float64):
+            return flat(self.original(*given))
+
+    def actual(self, *given: Any) -> list[Tensor]:
+        return flat(self.of(self.expression, *given))
+
+    def of(self, expression: Any, *given: Any) -> Any:
+        count = len(given) - len(self.names)
+        own = types.SimpleNamespace(**(self.state | dict(zip(self.names, given[count:], strict=True))))
+        return expression(own, *given[:count])
+
+    def given(self, x: Tensor, tensors: Sequence[Tensor] | None = None) -> tuple[Any, ...]:
+        more = gating(x, 0) if self.candidate.gate else ()
+        return (x, *(g.to(x.dtype) for g in more), *(self.tensors if tensors is None else tensors))
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+@torch.no_grad()
+def shown(beyond: Beyond, dims: Sequence[int]) -> list[str]:
+    """Tests that a call must pass beside. Raises Disagreement where the two sides differ in what was left out."""
+    with plain_kernels():
+        _sizes(beyond, dims)
+        tests = _lengths(beyond, dims)
+        _narrow(beyond, dims)
+        return [*tests, *_autocast(beyond, dims)]
+
+
+def dimensions(original: Run, given: Callable[[Tensor], tuple[Any, ...]], width: int) -> list[int]:
+    """How many dimensions an input may have for a module to give a result."""
+    taken = []
+    for count in range(1, 6):
+        x = torch.randn((*(2, 3, 2, 2)[: count - 1], width), dtype=torch.float64)
+        try:
+            with Widened(torch.float64), torch.no_grad(), plain_kernels():
+                original(*given(x))
+        except Exception:  # noqa: BLE001 - foreign code refuses what it likes
+            continue
+        taken.append(count)
+    return taken
+
+
+def _compare(beyond: Beyond, given: tuple[Any, ...], what: str) -> None:
+    distance(f"of {what}: result", beyond.actual(*given), beyond.wanted(*given), LIMIT)
+
+
+def _leading(dims: Sequence[int], *sizes: int) -> tuple[int, ...]:
+    """Sizes before the last, for as many dimensions as a module takes, three if it does."""
+    count = 3 if 3 in dims else max(d for d in dims)
+    return sizes[:1] * (count == 2) or ((*(1,) * (count - 3), *sizes) if count > 2 else ())
+
+
+def _sizes(beyond: Beyond, dims: Sequence[int]) -> None:
+    """Inputs and tensors as large as the numbers that are named, rows that are not finite."""
+    x = beyond.normal(*_leading(dims, 3, 4), beyond.width)
+    for number in sorted({abs(n) for n in beyond.numbers} - {0.0}):
+        _compare(beyond, beyond.given(x * number), f"{number:g}")
+        _compare(beyond, beyond.given(x, [t * number for t in beyond.tensors]), f"tensors of {number:g}")
+    for power in (-40, 40):
+        _compare(beyond, beyond.given(x, [t * 2.0**power for t in beyond.tensors]), f"tensors of 2^{power}")
+    for value in (float("nan"), float("inf"), -float("inf")):
+        odd = x.clone()
+        odd.reshape(-1, beyond.width)[0, 1] = value
+        _compare(beyond, beyond.given(odd), f"{value}")
+
+
+def _lengths(beyond: Beyond, dims: Sequence[int]) -> list[str]:
+    """As many rows as the numbers that are named, and one more; what is too long to be tried is guarded."""
+    tests = []
+    if set(dims) != set(range(1, 6)):
+        tests.append(f"x.dim() in {tuple(sorted(dims))}")
+    for count in dims:
+        x = beyond.normal(*(2, 3, 2, 2)[: count - 1], beyond.width)
+        _compare(beyond, beyond.given(x), f"{count} dimensions")
+    whole = sorted({int(abs(n)) for n in beyond.numbers if abs(n) >= 2 and n == int(n)})
+    long = [n for n in whole if (n + 1) * beyond.width > _MOST]
+    if long:
+        tests.append(f"x.numel() < {long[0]}")
+    if max(dims) == 1:
+        return tests
+    low = [t.float() for t in beyond.tensors]
+    for length in sorted({n + more for n in whole if n not in long for more in (0, 1)} | {_LONG}):
+        if length * beyond.width > _MOST:
+            continue
+        for shape in {_leading(dims, length, 1), _leading(dims, 1, length)}:
+            given = beyond.given(beyond.normal(*shape, beyond.width, dtype=torch.float32), low)
+            wanted = flat(beyond.original(*given))
+            distance(f"of {length} rows: result", beyond.actual(*given), wanted, _CLOSE)
+    return tests
+
+
+def _narrow(beyond: Beyond, dims: Sequence[int]) -> None:
+    """What rounds, and where, was compared; here by how much: a table by dtype may hold another eps."""
+    x = beyond.normal(*_leading(dims, 3, 4), beyond.width)
+    for dtype, limit in ((torch.float32, _CLOSE), *_APART.items()):
+        for size in (1.0, 2.0**-10):
+            low = [t.to(dtype) for t in beyond.tensors]
+            given = beyond.given((x * size).to(dtype), low)
+            allowed = _NARROW if dtype is torch.float16 and size < 1 else limit
+            distance(f"in {dtype}: result", beyond.actual(*given), flat(beyond.original(*given)), allowed)
+
+
+def _autocast(beyond: Beyond, dims: Sequence[int]) -> list[str]:
+    """Nothing where both give the same under autocast; else that a call is not under it."""
+    real = compiled(beyond.candidate.expression, ("self", "x", "gate")[: 2 + beyond.candidate.gate], ops=ops)
+    given = beyond.given(
+        beyond.normal(*_leading(dims, 3, 4), beyond.width).float(), [t.float() for t in beyond.tensors]
+    )
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            pair = flat(beyond.of(real, *given)), flat(beyond.original(*given))
+        distance("under autocast: result", *pair, _APART[torch.bfloat16])
+    except (Disagreement, RuntimeError, TypeError):
+        return ["not torch.is_autocast_enabled(x.device.type)"]
+    return []

@@ -1,0 +1,79 @@
+"""A twin of a leaf module with short sides and drawn tensors, in the dimensions that the module takes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ferryman.ops.recognition import Candidate, Leaf
+from ferryman.porting.model import beyond, source
+from ferryman.porting.model.leaf import NARROW, names_reached
+from ferryman.porting.model.trace import numbers_in
+
+_LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
+
+
+def narrowed(module: nn.Module, leaf: Leaf, numbers: frozenset[float]) -> dict[str, Any]:
+    """A module's state with sides of matrices cut to a few tens, and the numbers that name them too."""
+    sides = {s for shape in leaf.matrices.values() for s in shape}
+    state = dict(module.__dict__)
+    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(s for s in sides if s > NARROW))}
+    # a number that is no side may be that of a row: the row stays, unless the twin gets large
+    named = {int(abs(n)) for n in numbers if n == int(n)}
+    rows = [v for v in (*state.values(), *named) if isinstance(v, int) and not isinstance(v, bool) and v not in sides]
+    kept = {size: max(short, 2 + max((v for v in rows if v < size), default=0)) for size, short in cut.items()}
+    if all(kept.get(a, a) * kept.get(b, b) <= _LARGEST for a, b in leaf.matrices.values()):
+        cut = kept
+    for name, value in state.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value in cut:
+            state[name] = cut[value]
+    state["ferryman_cut"], state["ferryman_named"] = cut, named
+    return state
+
+
+def own_numbers(module: nn.Module) -> set[float]:
+    """Those in attributes of a module, or of its class, that its forward may read."""
+    reached = names_reached(type(module))
+    own = source.members(type(module)) | vars(module)
+    return {n for name, value in own.items() if name in reached for n in numbers_in(value)}
+
+
+def tensors_of(state: dict[str, Any], names: Sequence[str], seed: int) -> list[Tensor]:
+    cut: dict[int, int] = state["ferryman_cut"]
+    weights = {**state["_parameters"], **state["_buffers"]}
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [[cut.get(s, s) for s in weights[n].shape] for n in names]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def dimensions(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> list[int]:
+    if candidate.rows:
+        return [1, 2, 3]
+    run = functools.partial(original, kind, state, names, False)
+    tensors, width = tensors_of(state, names, 7), state["ferryman_cut"].get(candidate.width, candidate.width)
+    taken = beyond.dimensions(run, lambda x: (x, *(beyond.gating(x, 0) if candidate.gate else ()), *tensors), width)
+    return taken if max(taken, default=1) > 1 else [2, 3]
+
+
+def shaped(inputs: Iterator[Tensor], state: dict[str, Any]) -> Iterator[Tensor]:
+    """Inputs of dimensions that the module takes."""
+    dims = state["ferryman_dims"]
+    for x in inputs:
+        while x.dim() not in dims and x.dim() < max(dims):
+            x = x.unsqueeze(0)
+        yield x
+
+
+def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, *given: Tensor) -> Any:
+    twin = kind.__new__(kind)
+    twin.__dict__.update(state)
+    count = len(given) - len(names)
+    tensors = dict(zip(names, given[count:], strict=True))
+    twin.__dict__["_parameters"] = {n: tensors.get(n) for n in state["_parameters"]}
+    twin.__dict__["_buffers"] = {n: tensors.get(n) for n in state["_buffers"]}
+    twin.__dict__["training"] = training
+    return twin.forward(*given[:count])
