@@ -93,6 +93,10 @@ def alone() -> nn.Module:
     return Scores()
 
 
+def with_a_tensor() -> tuple[nn.Module, Tensor]:
+    return Scores(), torch.randn(2, 5, 16)
+
+
 def named() -> tuple[nn.Module, dict[str, Tensor]]:
     return Scores(), {"x": torch.randn(2, 5, 16)}
 

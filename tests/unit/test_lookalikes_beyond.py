@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import ferryman
+from ferryman.errors import PortError
 from ferryman.porting.model.classes import is_ported
 
 WIDTH = 64
@@ -191,6 +192,7 @@ RIGHT = {
     "a static method": "class M(Base):\n    @staticmethod\n    def stat(h, e): return torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + e)\n    def forward(self, x): h = x.float(); return self.weight * (h * self.stat(h, self.eps)).to(x.dtype)\n",
     "a class method": "class M(Base):\n    @classmethod\n    def stat(cls, h, e): return torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + e)\n    def forward(self, x): h = x.float(); return self.weight * (h * self.stat(h, self.eps)).to(x.dtype)\n",
     "its parent's forward": "class P(Base):\n    def forward(self, x): h = x.float(); return self.weight * root(h, self.eps).to(x.dtype)\nclass M(P):\n    def forward(self, x): return super().forward(x)\n",
+    "a decorator that hands on": "import functools\ndef plain(f):\n    @functools.wraps(f)\n    def call(*given, **named): return f(*given, **named)\n    return call\nclass M(Base):\n    @plain\n    def forward(self, x): h = x.float(); return self.weight * root(h, self.eps).to(x.dtype)\n",
     "three dimensions": "class M(Base):\n    def forward(self, x): b, s, d = x.shape; h = x.float(); return self.weight * root(h, self.eps).to(x.dtype).view(b, s, d)\n",
 }  # fmt: skip
 
@@ -202,3 +204,46 @@ def test_more_spellings_of_a_norm_are_recognised(what: str, tmp_path: Path, requ
     report = ferryman.port(model)
     assert [s.role for s in report.ported if s.path == "inner"] == ["rms_norm"], report.text()
     _same(model, before, x)
+
+
+# what it does -> (its code, the ops of one pass, its input)
+_MLP = "class M(nn.Module):\n    def __init__(self): super().__init__(); self.a, self.b, self.f, self.n = nn.Linear(64, 64), nn.Linear(64, 64), F.silu, nn.LayerNorm(64)\n    def forward(self, x): "
+SERVED: dict[str, tuple[str, dict[str, int], Tensor]] = {
+    "torch.mul of a gate": (_MLP + "return torch.mul(F.silu(self.a(x)), self.b(x))\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
+    "a method times a gate": (_MLP + "return F.silu(self.a(x)).mul(self.b(x))\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
+    "a name that is used again": (_MLP + "t = F.silu(self.a(x)); t = t * self.b(x); return t + 1\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
+    "a name that is its own argument": (_MLP + "a, b = self.a(x).chunk(2, -1); a = F.silu(a); return a * b\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
+    "a function that it holds": (_MLP + "return self.f(self.a(x)) * self.b(x)\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
+    "torch.add before a norm": (_MLP + "return self.n(torch.add(x, self.a(x)))\n", {"add_layer_norm": 1}, _x(2, 5, WIDTH)),
+    "a static method that rotates": ("class M(nn.Module):\n    @staticmethod\n    def rot(q, c, s): return q * c[:, None] + turn(q) * s[:, None]\n    def forward(self, x): a = x.view(2, 5, 4, 16).transpose(1, 2); c = a[:, 0]; return self.rot(a, c, c)\n", {"rope": 1}, _x(2, 5, WIDTH)),
+    "a loss": ("class M(nn.Module):\n    def forward(self, x): return F.cross_entropy(x, x.argmin(-1), ignore_index=3, label_smoothing=0.1)\n", {"cross_entropy": 1}, _x(10, WIDTH)),
+    "a loss of bfloat16": ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.loss = nn.CrossEntropyLoss()\n    def forward(self, x): return self.loss(x, x.argmin(-1))\n", {"cross_entropy": 1}, _x(10, WIDTH, dtype=torch.bfloat16)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SERVED)
+def test_more_spellings_are_served(what: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    code, wanted, x = SERVED[what]
+    model = Net(_home(code, tmp_path, request).M()).eval()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    with ferryman.trace() as trace, torch.no_grad():
+        model(x)
+    calls = {op: n for (op, _), n in trace.calls.items()}
+    assert {op: calls.get(op) for op in wanted} == wanted
+    _same(model, before, x)
+
+
+def test_a_function_that_a_module_holds_may_be_replaced(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    model = Net(_home(SERVED["a function that it holds"][0], tmp_path, request).M()).eval()
+    ferryman.port(model)
+    before = copy.deepcopy(model)
+    ferryman.unport(before)
+    model.inner.f = before.inner.f = torch.tanh
+    _same(model, before, _x(2, 5, WIDTH))
+
+
+def test_a_traced_model_is_refused_with_its_reason() -> None:
+    traced = torch.jit.trace(nn.Linear(4, 4), torch.ones(1, 4))
+    with pytest.raises(PortError, match="TorchScript"):
+        ferryman.port(traced)

@@ -238,7 +238,7 @@ def test_factories_that_give_no_model_are_named(factory: str, said: str) -> None
 
 
 def test_inputs_come_from_shapes_dictionaries_and_tuples_in_the_models_dtype() -> None:
-    for factory, inputs in (("alone", ["2,5,16"]), ("named", []), ("decoder", [])):
+    for factory, inputs in (("alone", ["2,5,16"]), ("named", []), ("decoder", []), ("with_a_tensor", [])):
         built = trial.build(f"{HERE}:{factory}", False, None, torch.bfloat16, inputs)
         assert built.run(built.model).dtype is torch.bfloat16
     with pytest.raises(ArgumentError, match="sizes separated by commas"):

@@ -1,4 +1,7 @@
-"""`torch.softmax` over the last dimension, in the dtype of its input, or cast back to that."""
+"""`torch.softmax` over the last dimension, in the dtype of its input, or cast back to that; the mean cross entropy of
+class numbers. A class that is none is an error in PyTorch and a loss of NaN here; beside a logit of +inf the loss is
+NaN there, and +inf here.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ferryman.ops.recognition import Served
+from ferryman.ops.softmax.definition import cross_entropy as op_cross_entropy
 from ferryman.ops.softmax.definition import softmax as op_softmax
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
@@ -60,8 +64,44 @@ def torch_narrowed(to: torch.dtype, input: Tensor, dim: int, dtype: torch.dtype 
     return functional_narrowed(to, input, dim, 4, dtype)
 
 
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Of a matrix. Under autocast PyTorch's gives float32."""
+    if (
+        weight is None
+        and size_average is None
+        and reduce is None
+        and reduction == "mean"
+        and input.dtype in _DTYPES
+        and target.dtype is torch.int64
+        and input.dim() == 2
+        and target.shape == input.shape[:1]
+        and not torch.is_autocast_enabled(input.device.type)
+    ):
+        return op_cross_entropy(input, target, ignore_index, label_smoothing).to(input.dtype)
+    return functional.cross_entropy(
+        input,
+        target,
+        weight,
+        size_average,
+        ignore_index,
+        reduce,
+        reduction,
+        label_smoothing,
+    )
+
+
 def functions() -> Mapping[Any, Served]:
     return {
         functional.softmax: Served("softmax", functional_softmax, functional_narrowed),
+        functional.cross_entropy: Served("cross_entropy", cross_entropy),
         torch.softmax: Served("softmax", torch_softmax, torch_narrowed),
     }

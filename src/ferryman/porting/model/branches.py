@@ -71,7 +71,7 @@ class Follower:
         tree = source.parsed(inner)
         if tree is None:
             raise Unproven(f"{name}: its source is not available, or is not what runs")
-        if inner is not function and not all(trusted(w) for w in _decorators(function)):
+        if inner is not function and not all(trusted(w) or source.passes_on(w.of) for w in _decorators(function)):
             raise Unproven(f"{name}: a decorator stands around it")
         self.kept(inner, name)
         change = Instrument(self, inner, tree, role, depth)
@@ -124,6 +124,6 @@ def _decorators(function: Any) -> list[Any]:
     while hasattr(function, "__wrapped__"):
         code = getattr(function, "__code__", None)
         home = function.__globals__.get("__name__", "") if code is not None else ""
-        wrappers.append(types.SimpleNamespace(__module__=home))
+        wrappers.append(types.SimpleNamespace(__module__=home, of=function))
         function = function.__wrapped__
     return wrappers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from ferryman import ops
 from ferryman.ops.recognition import Gate
 from ferryman.porting.model.adding import unaltered
 
+_FUNCTIONS = types.FunctionType | types.BuiltinFunctionType
 ATTRIBUTE = "ferryman_gate"  # of a ported activation's class
 HOME = "ferryman_gate_home"  # the class that has it; another class over it may have another forward
 CURRENT = "ferryman_gate_current"  # of that class: whether the code of the class below is still what was proven
@@ -34,13 +36,21 @@ def _fit(g: Any, u: Any) -> bool:
     )
 
 
+functions: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {}  # of PyTorch, with a gated op
+
+
+def _held(activation: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
+    return functions.get(activation) if isinstance(activation, _FUNCTIONS) else None
+
+
 def _unaltered(activation: Any) -> bool:
-    return unaltered(activation, HOME) and bool(getattr(activation, CURRENT)())
+    return isinstance(activation, _FUNCTIONS) or (unaltered(activation, HOME) and bool(getattr(activation, CURRENT)()))
 
 
 def gated(activation: Any, g: Any, u: Any) -> Any:
-    """``activation(g) * u`` of a module. Hooks and another forward keep it whole: a fused one would not run them."""
-    known = getattr(activation, ATTRIBUTE, None)
+    """``activation(g) * u`` of a module, or of a function that it holds. Hooks and another forward keep it whole: a
+    fused one would not run them."""
+    known = getattr(activation, ATTRIBUTE, None) or _held(activation)
     if known is None or not _fit(g, u) or not _unaltered(activation):
         return activation(g) * u
     return known(g, u)
@@ -48,7 +58,7 @@ def gated(activation: Any, g: Any, u: Any) -> Any:
 
 def gated_last(u: Any, activation: Any, g: Any) -> Any:
     """``u * activation(g)``."""
-    known = getattr(activation, ATTRIBUTE, None)
+    known = getattr(activation, ATTRIBUTE, None) or _held(activation)
     if known is None or not _fit(g, u) or not _unaltered(activation):
         return u * activation(g)
     return known(g, u)

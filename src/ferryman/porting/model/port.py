@@ -75,6 +75,7 @@ def _port(model: nn.Module) -> tuple[PortReport, list[tuple[int, list[Any]]]]:
             left.append(Left(path, type(module).__name__, reason.split("\n", 1)[0][:200]))
     if not recipes:
         reasons = "; ".join(f"{item.path} ({item.module}): {item.reason}" for item in left[:3])
+        reasons = reasons or "no module in it has tensors, or calls what an op serves"
         raise PortError(f"nothing in {type(model).__name__} can be ported. {reasons}")
     switched: list[tuple[int, list[Any]]] = []
     attending: set[str] = set()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferryman.porting.model import adding, cuts, helpers, routines, source
+from ferryman.porting.model import adding, cuts, helpers, routines, source, spelling
 from ferryman.porting.model.serve import Serve
 from ferryman.porting.model.uses import Conditions, Use, registries, served_calls
 
@@ -113,6 +113,7 @@ class ServedClass:
                 self.opaque.append(name)
                 continue
             arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+            tree = spelling.operators(tree, inner)
             tree = adding.fused(tree, arguments[0] if arguments else None, self.norms)
             self.alone |= adding.alone(tree, arguments[0] if arguments else None, self.norms)
             serve = Serve(self, inner, tree, True, 0, conditions)

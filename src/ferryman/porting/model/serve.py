@@ -70,6 +70,9 @@ class Serve(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id == self.self_name:
             self.methods.setdefault(node.attr, self.conditions)
+            declared = source.members(self.owner.kind).get(node.attr)
+            if isinstance(declared, staticmethod) and isinstance(declared.__func__, types.FunctionType):
+                return self._helper(node, declared.__func__)
             return node
         if isinstance(node.ctx, ast.Load) and source.resolve(node, self.own) is not MISSING:
             return self._name(node)
@@ -90,6 +93,10 @@ class Serve(ast.NodeTransformer):
         if entry is not None:
             self._use(entry.op, node, entry.fixed)
             return self._while(node, value, self._put(entry.replacement, node))
+        return self._helper(node, value)
+
+    def _helper(self, node: ast.expr, value: Any) -> ast.expr:
+        """A name of a function that may be served, or whose own code may have calls that are."""
         handed = source.handed_on(value)
         function = value if handed is None else handed
         if isinstance(function, types.FunctionType) and not source_is_torch(function):
@@ -144,6 +151,9 @@ class Serve(ast.NodeTransformer):
         narrowed = self._narrowed(node)
         if narrowed is not None:
             return narrowed
+        times = isinstance(node.func, ast.Attribute) and node.func.attr in ("mul", "multiply") and not node.keywords
+        if times and len(node.args) == 1 and self._activation(node.func.value) is not None:  # type: ignore[attr-defined]
+            return self.visit(ast.copy_location(ast.BinOp(node.func.value, ast.Mult(), node.args[0]), node))  # type: ignore[attr-defined]
         self.called[id(node.func)] = node
         self.generic_visit(node)
         kind = self.owner.callables.get(self._dotted(node.func) or "")
@@ -215,9 +225,14 @@ class Serve(ast.NodeTransformer):
         statements: list[ast.stmt] = []
         for i, statement in enumerate(body):
             target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
-            if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and target.id in self.single:
+            waits = isinstance(target, ast.Name) and (
+                target.id in self.single or (target.id not in self.pending and _ends(target.id, body[i + 1 :]))
+            )
+            if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and waits:
                 activation = self._activation(statement.value)
                 last = read.get(target.id, -1)
+                if target.id not in self.single:
+                    last = i + 1 + _next(target.id, body[i + 1 :])
                 if activation is not None and last > i and self._waits(statement.value, body[i + 1 : last]):
                     assert isinstance(statement.value, ast.Call)
                     self.pending[target.id] = statement.value
@@ -315,6 +330,35 @@ def _standing(module: Any, helper: Any) -> Any:
         return helper(*given, **options) if source.untouched(module) else module(*given, **options)
 
     return call
+
+
+def _next(name: str, body: list[ast.stmt]) -> int:
+    """Which statement names a local first; -1 if none does."""
+    return next(
+        (i for i, s in enumerate(body) if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(s))), -1
+    )
+
+
+def _ends(name: str, body: list[ast.stmt]) -> bool:
+    """Whether the first statement that names a local reads it once, in a product, and returns or puts another there."""
+    at = _next(name, body)
+    statement = body[at] if at >= 0 else None
+    if isinstance(statement, ast.Assign):
+        target = statement.targets[0] if len(statement.targets) == 1 else None
+        if not isinstance(target, ast.Name) or target.id != name:
+            return False
+    elif not isinstance(statement, ast.Return):
+        return False
+    value = statement.value
+    if value is None or any(
+        isinstance(n, ast.Lambda | ast.comprehension | ast.IfExp | ast.BoolOp) for n in ast.walk(value)
+    ):
+        return False
+    sides = [
+        s for n in ast.walk(value) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult) for s in (n.left, n.right)
+    ]
+    read = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id == name]
+    return len(read) == 1 and any(s is read[0] for s in sides)
 
 
 def _upper(index: ast.expr) -> ast.expr | None:

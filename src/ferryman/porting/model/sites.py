@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str], set[s
             norm = recognise.role_of(module.get_submodule(use.norm))
             op = norm.added_op if isinstance(norm, Role) else ""
         if use.gate:
-            gate = recognise.gate_of(module.get_submodule(use.gate))
+            gate = recognise.gate_of(operator.attrgetter(use.gate)(module))
             op = gate.op if gate is not None else ""
         certain = use.certain(module)
         if op:

@@ -46,7 +46,8 @@ def parsed(function: Any) -> ast.FunctionDef | None:
 
 def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
     try:
-        lines, first = inspect.getsourcelines(function)
+        # of its own code: inspect follows what a decorator says that it wraps
+        lines, first = inspect.getsourcelines(function.__code__ if hasattr(function, "__wrapped__") else function)
         indented = lines[0][:1] in " \t"  # kept so, since a docstring's own indentation is part of the code
         tree = ast.parse("if 1:\n" + "".join(lines) if indented else "".join(lines))
     except (OSError, TypeError, SyntaxError, IndexError):
@@ -228,6 +229,20 @@ def handed_on(module: Any) -> types.FunctionType | None:
         return None
     function = resolve(call.func, forward) if isinstance(forward, types.FunctionType) else MISSING
     return function if isinstance(function, types.FunctionType) else None
+
+
+def passes_on(wrapper: Any) -> bool:
+    """Whether a decorator's function only hands what it is called with to what it wraps."""
+    tree = parsed(wrapper)
+    body = tree.body[-1] if tree is not None and tree.body else None
+    if tree is None or not isinstance(body, ast.Return) or not isinstance(body.value, ast.Call):
+        return False
+    given, call = tree.args, body.value
+    said = all(isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in tree.body[:-1])
+    if not said or given.args or given.posonlyargs or given.kwonlyargs or given.vararg is None or given.kwarg is None:
+        return False
+    wanted = f"{ast.unparse(call.func)}(*{given.vararg.arg}, **{given.kwarg.arg})"
+    return ast.unparse(call) == wanted and resolve(call.func, wrapper) is wrapper.__wrapped__
 
 
 def own_forward(module: nn.Module) -> bool:

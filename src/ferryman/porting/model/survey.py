@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import blocks, cuts, recognise, rewrite, source
+from ferryman.porting.model import blocks, cuts, gating, recognise, rewrite, source
 from ferryman.porting.model.classes import Recipe, is_ported
 from ferryman.porting.model.recognise import Refusal, Role
 from ferryman.porting.model.sites import Left
@@ -64,7 +64,7 @@ def _takes_addition(module: nn.Module) -> bool:
 
 def _bare(module: nn.Module) -> bool:
     """A container, or code that is no Python."""
-    return type(module).forward is nn.Module.forward or isinstance(module, torch.jit.ScriptModule)
+    return isinstance(module, torch.jit.ScriptModule) or type(module).forward is nn.Module.forward
 
 
 def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple[Recipe | None, str | None]:
@@ -75,8 +75,9 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
     if odd is not None:
         return None, odd
     if _bare(module):
-        return None, None
-    gates, norms, reason = _named(module, known), _named(module, added), None
+        script = isinstance(module, torch.jit.ScriptModule)
+        return None, "its code is TorchScript, which no proof follows" if script else None
+    gates, norms, reason = _named(module, known) | _functions(module), _named(module, added), None
     if id(module) in known:
         return Recipe(gate=known[id(module)]), None
     role = recognise.role_of(module)
@@ -112,7 +113,7 @@ def _holds(module: nn.Module) -> bool:
 
 def _multiplied(module: nn.Module, known: dict[int, Gate]) -> Iterator[int]:
     """The ids of known activations whose result a module's forward multiplies."""
-    if "forward" in module.__dict__ or _plain(module) is not None or type(module).forward is nn.Module.forward:
+    if "forward" in module.__dict__ or _plain(module) is not None or _bare(module):
         return
     for use in rewrite.rewritten(type(module), _named(module, known)).uses:
         if use.gate:
@@ -171,6 +172,16 @@ def _named(module: nn.Module, known: Collection[int]) -> frozenset[str]:
         if name.count(".") < 2 and id(child) in known and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", name):
             names.add(name)
     return frozenset(names)
+
+
+def _functions(module: nn.Module) -> frozenset[str]:
+    """Attributes that are functions of PyTorch with a gated op."""
+    kinds = types.FunctionType | types.BuiltinFunctionType
+    own = [(n, v) for n, v in vars(module).items() if isinstance(v, kinds) and n.isidentifier() and trusted(v)]
+    known = {n: gate for n, v in own if (gate := recognise.gate_of(v)) is not None}
+    for name, gate in known.items():
+        gating.functions.setdefault(getattr(module, name), gating.call_of(gate))
+    return frozenset(known)
 
 
 def _cuts(module: nn.Module) -> rewrite.Cuts:

@@ -120,7 +120,9 @@ def _caller(target: str, model: nn.Module, given: Any, inputs: list[str]) -> Run
         given = model.dummy_inputs
     if isinstance(given, dict):
         return lambda m: m(**{k: _fit(v, m) for k, v in given.items()})
-    if isinstance(given, tuple):
+    if isinstance(given, torch.Tensor):
+        given = (given,)
+    if isinstance(given, tuple | list):
         return lambda m: m(*(_fit(v, m) for v in given))
     raise ArgumentError("port", target, "a module alone", "a factory that returns (module, inputs), or --input SHAPE")
 
