@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -72,6 +73,10 @@ STILL: dict[str, tuple[str, Tensor]] = {
     "an eps by dtype": (_OPEN + _Y.replace("self.eps", "TABLE[x.dtype]") + "        return y\n", _x(2, 5, WIDTH, dtype=torch.float16)),
     "a factor by contiguity": (_OPEN + _Y + "        return y * (2 - x.is_contiguous())\n", _x(5, 2, WIDTH).transpose(0, 1)),
     "a factor by strides": (_OPEN + _Y + "        return y * x.stride(-1)\n", _x(2, WIDTH, 5).transpose(1, 2)),
+    "a logarithm of lengths": (_OPEN + _Y + "        return y * (1 + int(math.log2(max(1, x.shape[1]))) // 12)\n", _x(1, 5000, WIDTH)),
+    "a property that counts": ("class M(Base):\n    def __init__(self): super().__init__(); self.c = [0]\n    @property\n    def gain(self): self.c[0] += 1; return self.weight * (1 + self.c[0] // 2)\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n", _x(2, 5, WIDTH)),
+    "another name of what is activated": ("class M(Base):\n    def forward(self, x): t = x + 0; k = t; t = F.silu(t); k.mul_(2); t = t * self.weight; return t + k\n", _x(2, 5, WIDTH)),
+    "an activation in a loop": ("class M(Base):\n    def forward(self, x):\n        t = x\n        for _ in range(2): t = F.silu(t); t = t * self.weight\n        return t\n", _x(2, 5, WIDTH)),
     "relu of a mask": ("class M(nn.Module):\n    def forward(self, x): return x * (x > 0)\n", _odd(-float("inf"))),
     "relu without NaN": ("class M(nn.Module):\n    def forward(self, x): return torch.where(x > 0, x, 0 * x)\n", _odd(float("nan"))),
     "a slice of long rows": ("class M(Lin):\n    def __init__(self): super().__init__(32, 1024)\n    def forward(self, x): return F.linear(x[..., :700], self.weight[:, :700])\n", _x(2, 5, 1024)),
@@ -90,6 +95,12 @@ LATER: dict[str, tuple[str, Callable[[ModuleType, Any], None]]] = {
     "a table of its file": (_OPEN + _Y + "        return y * (1 + KNOBS['n'])\n", lambda home, m: home.KNOBS.update(n=2.0)),
     "a tensor of its file": (_OPEN + _Y + "        return y * TENSOR.to(y.dtype)\n", lambda home, m: home.TENSOR.fill_(2.0)),
     "a function of its file": (_OPEN + "        return self.weight * root(x.float(), self.eps).to(x.dtype)\n", lambda home, m: setattr(home, "root", home.other)),
+    "a number that a property reads": ("class M(Base):\n    @property\n    def gain(self): return self.weight * SCALE\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n", lambda home, m: setattr(home, "SCALE", 3.0)),
+    "a variable of the environment": ("class M(Base):\n    @property\n    def gain(self): return self.weight * 2 if os.environ.get('FERRYMAN_PLANTED') else self.weight\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n", lambda home, m: home.os.environ.update(FERRYMAN_PLANTED="1")),
+    "an attribute of another class": ("class Knobs: v = 1.0\n" + _OPEN + _Y + "        return y * Knobs.v\n", lambda home, m: setattr(home.Knobs, "v", 2.0)),
+    "its parent's forward": ("class P(Base):\n    def forward(self, x): return self.weight * root(x.float(), self.eps).to(x.dtype)\nclass M(P):\n    def forward(self, x): return super().forward(x)\n", lambda home, m: setattr(home.P, "forward", lambda self, x: 2 * x)),
+    "the keywords of a partial": ("import functools\nclass M(nn.Module):\n    def __init__(self): super().__init__(); self.act = functools.partial(F.elu, alpha=1.0)\n    def forward(self, x): return self.act(x)\n", lambda home, m: m.act.keywords.update(alpha=3.0)),
+    "the keywords of a gate's partial": ("import functools\nclass A(nn.Module):\n    def __init__(self): super().__init__(); self.act = functools.partial(F.gelu, approximate='none')\n    def forward(self, x): return self.act(x)\nclass M(Base):\n    def __init__(self): super().__init__(); self.a = A()\n    def forward(self, x): return self.a(x) * (x + 1)\n", lambda home, m: m.a.act.keywords.update(approximate="tanh")),
     "an activation of its file": ("class M(Base):\n    def forward(self, x): return act(x)\n", lambda home, m: setattr(home, "act", torch.tanh)),
     "a gate of its file": ("class M(Base):\n    def forward(self, x): return act(x) * (x + 1)\n", lambda home, m: setattr(home, "act", torch.tanh)),
     "an attribute that its code may ask for": (_OPEN + _Y + "        return y * getattr(self, 'gain', 1.0)\n", lambda home, m: setattr(m, "gain", 2.0)),
@@ -141,6 +152,7 @@ def test_what_shows_beyond_ordinary_inputs_is_computed_as_it_was(
 def test_what_changes_after_porting_is_what_counts(what: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     code, change = LATER[what]
     home = _home(code, tmp_path, request)
+    request.addfinalizer(lambda: os.environ.pop("FERRYMAN_PLANTED", None))
     model, x = Net(home.M()).eval(), _x(2, 5, WIDTH)
     before = copy.deepcopy(model)
     ferryman.port(model)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ferryman
-from ferryman.porting.model.leaf import same
+from ferryman.porting.model.source import same
 
 
 class Scaled(nn.Module):

@@ -18,7 +18,8 @@ from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.proof import LIMIT, Disagreement, distance, drawn, flat, plain_kernels
 
 _MOST = 1 << 24  # elements of the longest input
-_LONG = 1025  # tokens, whatever the code names
+_LONG = (1025, 8193)  # tokens, whatever the code names, up to so many elements
+_USUAL = 1 << 22
 _CLOSE = 2.0**-12  # float32: sums of thousands of terms differ by less in any order, 16 bits in between by more
 # A module that rounds where the op does not is apart by few units of its dtype; another eps or scale is by more.
 _APART = {torch.bfloat16: 2.0**-4, torch.float16: 2.0**-7}
@@ -158,8 +159,8 @@ def _lengths(beyond: Beyond, dims: Sequence[int]) -> list[str]:
     if max(dims) == 1:
         return tests
     low = [t.float() for t in beyond.tensors]
-    for length in sorted({n + more for n in whole if n not in long for more in (0, 1)} | {_LONG}):
-        if length * beyond.width > _MOST:
+    for length in sorted({n + more for n in whole if n not in long for more in (0, 1)} | set(_LONG)):
+        if length * beyond.width > (_USUAL if length in _LONG else _MOST):
             continue
         for shape in {_leading(dims, length, 1), _leading(dims, 1, length)}:
             given = beyond.given(beyond.normal(*shape, beyond.width, dtype=torch.float32), low)

@@ -96,6 +96,13 @@ class Follower:
             self.namespace[name] = None  # recursion ends here
             self.namespace[name] = self.function(self.methods[name], "method", depth)
 
+    def property(self, name: str, depth: int) -> None:
+        """A property of the class is code, too."""
+        declared = None if self.kind is None else source.members(self.kind).get(name)
+        if isinstance(declared, property) and name not in self.namespace:
+            self.namespace[name] = declared
+            self.namespace[name] = property(self.function(declared.fget, "method", depth))
+
     def taken(self, value: Any) -> Any:
         """What code takes out of a table of functions and calls, such as an activation: followed, or of PyTorch."""
         function = isinstance(value, types.FunctionType | types.BuiltinFunctionType)

@@ -18,7 +18,8 @@ from ferryman.porting.model.recognise import Role
 class Recipe:
     """What a ported class is made of: a proven role; or, and beside a role that gives no gradient, a served copy of its
     methods, with the attributes that are known activations, those whose cut result is known, norms that take an
-    addition, and callables that are no modules; or, for an activation that a gated op takes, its gate."""
+    addition, and callables that are no modules; or, for an activation that a gated op takes, its gate, and tests of
+    what it reads."""
 
     role: Role | None = None
     gates: frozenset[str] = frozenset()
@@ -27,6 +28,7 @@ class Recipe:
     cuts: rewrite.Cuts = frozenset()
     norms: frozenset[str] = frozenset()
     callables: rewrite.Callables = frozenset()
+    tests: tuple[str, ...] = ()
 
     def served(self, original: Any) -> rewrite.Rewritten:
         """A class's methods with their served calls."""
@@ -66,7 +68,7 @@ def _made(original: Any, recipe: Recipe, code: Any) -> type[nn.Module]:
     if recipe.gate is not None:
         own |= serving.ending(original, None, frozenset(), _without)
         own[gating.ATTRIBUTE] = staticmethod(gating.call_of(recipe.gate))
-        own[gating.CURRENT] = staticmethod(source.current(original, class_code(original)))
+        own[gating.CURRENT] = source.current(original, class_code(original), recipe.tests)
     # its name stays: libraries find the blocks that they compile, shard or place by the names of their classes
     kind = type(original.__name__, (original,), own)
     if adding.ATTRIBUTE in own:
@@ -112,7 +114,8 @@ def _shown(self: Any) -> str:
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
     """Pickle by the original's name: a class made at run time has none that another process could import. Where that
     class has other code than what was proven, it is the original's."""
-    if self.ferryman_recipe.role is not None and not self.ferryman_current():
+    role = self.ferryman_recipe.role
+    if role is not None and not (self.ferryman_current() and all(read.current() for read in role.reads)):
         return _again, (self.ferryman_original,), self.__dict__
     return _rebuild, (self.ferryman_original, self.ferryman_recipe), self.__dict__
 

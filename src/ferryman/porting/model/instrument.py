@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import types
 from collections.abc import Mapping
@@ -219,6 +220,11 @@ class Instrument(ast.NodeTransformer):
             raise Unproven(f"{self.own.__qualname__}: it changes its state, or reads {node.attr} (line {node.lineno})")
         if node.attr in _LAYOUT and not self.testing and ast.unparse(node.value) != self.self_name:
             raise Unproven(f"{self.own.__qualname__}: it reads {ast.unparse(node)[:60]}, which says how a tensor lies")
+        if isinstance(node.value, ast.Name) and node.value.id == self.self_name:
+            self.follower.property(node.attr, self.depth + 1)
+        base = source.resolve(node.value, self.own)
+        if base is not MISSING and not isinstance(base, types.ModuleType | enum.EnumMeta) and not trusted(base):
+            raise Unproven(f"{self.own.__qualname__}: it reads {ast.unparse(node)[:60]}, which may change")
         self._global(node)
         self.generic_visit(node)
         return node
@@ -242,6 +248,8 @@ class Instrument(ast.NodeTransformer):
             self.follower.trace.read(names, name)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if any(isinstance(n, ast.Attribute) and n.attr == "device" for n in ast.walk(node.slice)):
+            raise Unproven(f"{self.own.__qualname__}: {ast.unparse(node)[:60]} depends on the device")
         if isinstance(node.ctx, ast.Store) and self._reads_self(node.value):
             raise Unproven(f"{self.own.__qualname__}: it changes its state (line {node.lineno})")
         self.generic_visit(node)
@@ -278,6 +286,8 @@ class Instrument(ast.NodeTransformer):
                 raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)}, which no proof follows")
             if target.attr in _CHANGES and not self._own_list(target.value):
                 raise Unproven(f"{self.own.__qualname__}: {ast.unparse(target)[:60]} may change its state")
+            if target.attr == "get" and ".device" in ast.unparse(node):
+                raise Unproven(f"{self.own.__qualname__}: {ast.unparse(node)[:60]} depends on the device")
             node.func = self.visit(target)
         elif isinstance(target, ast.Subscript) and isinstance(source.resolve(target.value, self.own), Mapping):
             self.new["ferryman_taken"] = self.follower.taken
@@ -285,6 +295,9 @@ class Instrument(ast.NodeTransformer):
             node.func = ast.copy_location(taken, target)
         else:
             raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)[:60]}, which no proof follows")
+        asked = node.args[1] if isinstance(target, ast.Name) and target.id == "getattr" and len(node.args) > 1 else None
+        if isinstance(asked, ast.Constant) and isinstance(asked.value, str):
+            self.follower.property(asked.value, self.depth + 1)
         node.args = [self.visit(a) for a in node.args]
         for keyword in node.keywords:
             keyword.value = self.visit(keyword.value)
@@ -352,6 +365,7 @@ class Instrument(ast.NodeTransformer):
                 if trusted(base):
                     return None
                 if isinstance(vars(base)[name], types.FunctionType):
+                    self.follower.trace.note(base, name, vars(base)[name])
                     return self.follower.function(vars(base)[name], "method", self.depth + 1)
                 break
         raise Unproven(f"{self.own.__qualname__}: calls super().{name}, which no proof follows")

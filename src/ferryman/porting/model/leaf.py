@@ -170,7 +170,14 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
     reached, tests = names_reached(kind), []
     values = {n: v for n, v in source.members(kind).items() if not n.startswith("__")} | vars(module)
     for name, value in values.items():
-        if name in _OWN or (name not in reached and "getattr" not in reached) or lasting(value):
+        if name in _OWN or (name not in reached and "getattr" not in reached):
+            continue
+        if isinstance(value, functools.partial) and value.keywords and name.isidentifier() and lasting(value):
+            if not _literal(value.keywords) or len(repr(value.keywords)) > _LONGEST:
+                raise Unproven(f"its forward reads the keywords of its {name}, which may change in place")
+            tests.append(f"ferryman_same(self.{name}.keywords, {value.keywords!r})")
+            continue
+        if lasting(value):
             continue
         if not name.isidentifier() or not _literal(value) or len(repr(value)) > _LONGEST:
             kept = f"{type(value).__name__} {name}"
@@ -182,19 +189,6 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
             settings = [(n, v) for n, v in _settings(child) if n in read and n.isidentifier() and _literal(v)]
             tests += [f"ferryman_same(self.{path}.{n}, {v!r})" for n, v in settings]
     return tuple(tests)
-
-
-def same(value: Any, before: Any) -> bool:
-    """Whether a plain value, or a list, tuple, set or dict of such, is another in nothing: types, signs, order."""
-    if type(value) is not type(before):
-        return False
-    if isinstance(before, dict):
-        return same([*value.items()], [*before.items()])
-    if isinstance(before, list | tuple):
-        return len(value) == len(before) and all(map(same, value, before))
-    if isinstance(before, float):
-        return bool(value == before) and math.copysign(1.0, value) == math.copysign(1.0, before)
-    return bool(value == before)
 
 
 _LONGEST = 200  # characters of contents that a call compares

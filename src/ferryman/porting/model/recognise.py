@@ -340,7 +340,10 @@ def gate_of(activation: Any) -> Gate | None:
         or any(True for _ in activation.buffers())
     ):
         return None
-    key = state_of(activation) if module else activation
+    try:
+        key = (state_of(activation), contents_tests(activation)) if module else activation
+    except Unproven:
+        return None
     if key not in _gates:
         _gates[key] = _gate_of(activation, module)
         if module:
@@ -352,7 +355,7 @@ def _gate_of(activation: Any, module: bool) -> Gate | None:
     trace = Trace()
     try:
         if module:
-            if input_of(type(activation)) is None or contents_tests(activation):
+            if input_of(type(activation)) is None:
                 return None
             call: Any = functools.partial(
                 original, follow_module(activation, trace), dict(activation.__dict__), (), False

@@ -243,11 +243,13 @@ class Serve(ast.NodeTransformer):
         return statements
 
     def _waits(self, call: ast.expr, between: list[ast.stmt]) -> bool:
-        """Whether an activation may run after these statements: none names what it is of, to change it in place."""
+        """Whether an activation may run after these statements: none changes in place what it is of, or another name
+        of that."""
         assert isinstance(call, ast.Call)
         child = isinstance(call.args[0], ast.Call) and self._dotted(call.args[0].func) is not None
         own = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)} - {self.self_name}
-        return child or not any(isinstance(n, ast.Name) and n.id in own for s in between for n in ast.walk(s))
+        nodes = [n for s in between for n in ast.walk(s)]
+        return child or not any((isinstance(n, ast.Name) and n.id in own) or _in_place(n) for n in nodes)
 
     # Gates
 
@@ -330,6 +332,14 @@ def _standing(module: Any, helper: Any) -> Any:
         return helper(*given, **options) if source.untouched(module) else module(*given, **options)
 
     return call
+
+
+def _in_place(node: ast.AST) -> bool:
+    """It may change a tensor that has other names."""
+    if isinstance(node, ast.Call):
+        named = isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
+        return named or any(k.arg in ("out", "inplace") for k in node.keywords)
+    return isinstance(node, ast.AugAssign) or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
 
 
 def _next(name: str, body: list[ast.stmt]) -> int:

@@ -22,7 +22,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from ferryman import ops
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import source
-from ferryman.porting.model.leaf import is_setting, same
+from ferryman.porting.model.leaf import is_setting
+from ferryman.porting.model.source import same
 from ferryman.porting.model.trace import Read, meaning
 
 # What an op takes as it is. A subclass that arrives after porting (a quantised or a distributed tensor) is its module's

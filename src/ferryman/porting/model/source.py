@@ -10,6 +10,7 @@ import ast
 import builtins
 import dis
 import inspect
+import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -295,11 +296,25 @@ def code_of(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple((n, v) for n, v in members(kind).items() if counts(v) and not (n.startswith("__") and n != "__call__"))
 
 
-def current(kind: Any, names: Sequence[str]) -> Callable[[], bool]:
-    """Whether a class's attributes are those that they were when this was called."""
+def current(kind: Any, names: Sequence[str], more: Sequence[str] = ()) -> Callable[..., bool]:
+    """Whether a class's attributes are those that they were when this was called, and tests of an instance hold."""
     tests, meaning = still(kind, names)
-    function: Callable[[], bool] = eval(f"lambda: {' and '.join(tests) or True}", meaning)  # noqa: S307 - identifiers
+    text = f"lambda self=None: {' and '.join([*tests, *more]) or True}"
+    function: Callable[..., bool] = eval(text, {**meaning, "ferryman_same": same, "torch": torch})  # noqa: S307
     return function
+
+
+def same(value: Any, before: Any) -> bool:
+    """Whether a plain value, or a list, tuple, set or dict of such, is another in nothing: types, signs, order."""
+    if type(value) is not type(before):
+        return False
+    if isinstance(before, dict):
+        return same([*value.items()], [*before.items()])
+    if isinstance(before, list | tuple):
+        return len(value) == len(before) and all(map(same, value, before))
+    if isinstance(before, float):
+        return bool(value == before) and math.copysign(1.0, value) == math.copysign(1.0, before)
+    return bool(value == before)
 
 
 def still(kind: Any, names: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

@@ -14,6 +14,7 @@ from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
 from ferryman.porting.model import blocks, cuts, gating, recognise, rewrite, source
 from ferryman.porting.model.classes import Recipe, is_ported
+from ferryman.porting.model.leaf import contents_tests
 from ferryman.porting.model.recognise import Refusal, Role
 from ferryman.porting.model.sites import Left
 from ferryman.porting.model.trace import trusted
@@ -79,7 +80,7 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
         return None, "its code is TorchScript, which no proof follows" if script else None
     gates, norms, reason = _named(module, known) | _functions(module), _named(module, added), None
     if id(module) in known:
-        return Recipe(gate=known[id(module)]), None
+        return Recipe(gate=known[id(module)], tests=contents_tests(module)), None
     role = recognise.role_of(module)
     if not isinstance(role, Role):
         role = blocks.role_of(module) or role

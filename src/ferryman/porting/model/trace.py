@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 import sys
 import types
@@ -42,7 +44,7 @@ class Test:
 @dataclass(frozen=True)
 class Read:
     """A name of a file that code reads, and its value then: others may put another there. ``home``: the file's module,
-    or where it has none, the dictionary of its names."""
+    or where it has none, the dictionary of its names; or the class whose function it is."""
 
     home: Any
     name: str
@@ -57,7 +59,13 @@ class Read:
         same = "==" if isinstance(self.value, int | float | str | tuple) else "is"
         return f"{now} {same} ferryman_read_{index}"
 
+    def current(self) -> bool:
+        now = self.home.get(self.name) if isinstance(self.home, dict) else getattr(self.home, self.name, None)
+        return now is self.value or (type(now) is type(self.value) and lasts(now) and bool(now == self.value))
+
     def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.home, type):
+            return Read, (self.home, self.name, self.value)
         named = self.home.__name__ if isinstance(self.home, types.ModuleType) else None
         return _read_again, (named, self.name, self.value)
 
@@ -93,13 +101,16 @@ class Trace:
     def read(self, names: dict[str, Any], name: str) -> None:
         """Note that code reads a name of a file. Raises Unproven for what may change in place."""
         value = names[name]
-        if isinstance(value, Tensor | list | set) and not lasts(value):
+        if isinstance(value, Tensor | list | set | functools.partial) and not lasts(value):
             raise Unproven(f"it reads {name}, a {type(value).__name__} of its file, which may change in place")
         home = sys.modules.get(names.get("__name__", ""))
-        read = Read(home if home is not None and vars(home) is names else names, name, value)
-        if all(read.name != known.name or read.home is not known.home for known in self.reads):
-            self.reads.append(read)
+        self.note(home if home is not None and vars(home) is names else names, name, value)
         self.numbers |= numbers_in(value)
+
+    def note(self, home: Any, name: str, value: Any) -> None:
+        if all(name != known.name or home is not known.home for known in self.reads):
+            kept = copy.deepcopy(value) if isinstance(value, list | dict | set) and lasts(value) else value
+            self.reads.append(Read(home, name, kept))
 
     def maybe(self, index: int, value: Any) -> Any:
         """A comparison outside of tests: of tensors it is none."""
