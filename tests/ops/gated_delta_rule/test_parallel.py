@@ -60,7 +60,7 @@ for name, own in (
     ("gated_delta_rule_backward", "triton.gradients"),
 ):
     op, line = registry.primitive(name), registry.implementation(name, own)
-    for case in cases_of(op):
+    for case in (*cases_of(op), *cases_of(op, "standard")):
         if case.name.startswith(tuple(sys.argv[3:])):
             cell = check_cell(op, line, case, getattr(torch, sys.argv[2]), simulate=profile(sys.argv[1]))
             found[f"{name} {own} {case.name}"] = (cell.implementation, cell.verdict, cell.reason)
