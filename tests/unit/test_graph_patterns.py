@@ -139,3 +139,16 @@ def test_patterns_come_from_the_definitions() -> None:
     assert not any(name.endswith("_backward") for name in named)
     casts = {p.fixed["cast_before_weight"] for p in patterns.all_patterns() if p.op.name == "rms_norm" and p.half}
     assert casts == {False, True}
+
+
+def test_an_eps_that_is_an_argument_of_the_compiled_function_is_a_number_of_the_call() -> None:
+    """With dynamic sizes Dynamo hands a module's float over as an argument."""
+    x, y = normal(2, 5, 32), normal(2, 5, 32, seed=1)
+
+    def function(a: torch.Tensor, b: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        total = a + b
+        return torch.nn.functional.layer_norm(total, (32,), None, None, eps), total
+
+    report, _, results = rewritten(function, (x, y, 1e-3), dynamic=True)
+    assert placed(report) == {"add_layer_norm": 1}
+    assert far(results, function(x, y, 1e-3)) < 1e-5

@@ -40,6 +40,8 @@ class AttentionInterface:
     """transformers' registry of attention functions; a module looks its own up by its config's name for it."""
 
     registry = ALL_ATTENTION_FUNCTIONS
+    op = "attention"
+    composed = frozenset({"softmax"})
     doubtful = frozenset({"position_bias", "cache"})  # a bias that learns, pages: see attention_forward
     fixed: frozenset[str | int] = frozenset({"attention_mask", 4})
 

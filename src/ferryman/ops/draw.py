@@ -154,7 +154,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Fill:
-    """``make`` gives float64 values (or bool for masks); ``meaning`` is what the docs print.
+    """``make`` gives float64 values, or where it is ``boolean``, true and false; ``meaning`` is what the docs print.
 
     independent: rounding errors behave as random ones. Equal terms round alike, and their errors add up in step: an
     honest sequential sum of 384 equal squares was 2.05 times as noisy as G3 allows, within a third of G2's bound.
@@ -166,6 +166,7 @@ class Fill:
     make: Callable[[Draw], Tensor]
     independent: bool = True
     smooth: bool = True
+    boolean: bool = False
 
 
 def offset(means: Mapping[torch.dtype, float], otherwise: float = 1e3) -> Fill:

@@ -1,8 +1,12 @@
 """How an op says what it may stand for in a model: the words of ``ops/<family>/recognise.py``.
 
 Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``routines(signature)``, ``cuts(tensors)``,
-``functions()`` and ``gates()``. What they yield are proposals: porting proves them before anything is replaced.
-Expressions are Python over ``ops`` and the names given with each.
+``functions()`` and ``gates()``; for graphs ``traced()``, ``foldings()`` and ``rules()``. What they yield are proposals:
+porting proves them before anything is replaced. Expressions are Python over ``ops`` and the names given with each.
+
+``parts()`` names ops whose modules, in a ported block, are judged with it and not alone. ``rules()`` maps the plain
+name of a function of PyTorch to what it computes in the normal form of graphs: (`porting.graph.normal.Normal`, node,
+the function's arguments) -> a term, or None for a call beyond it.
 """
 
 from __future__ import annotations
@@ -10,13 +14,13 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import ferryman.ops as ops
 
@@ -45,7 +49,7 @@ class Candidate:
     width: the size of x's last dimension. uses: the attributes that must have x's dtype for the expression to hold.
     rows: a matrix, where x is integers that number its rows; ``uses`` must have one dtype then. gradient: False where
     the expression holds for results only; it is proven without gradients, and serves where none is needed.
-    added, added_op: an expression over ``residual`` too, which gives (the module's result of x + residual, that sum),
+    added, added_op: an expression over ``addend`` too, which gives (the module's result of x + addend, that sum),
     and the op that it calls; "" where no op takes an addition before it. gate: it reads a second input ``gate`` of
     x's shape, too.
     """
@@ -185,11 +189,65 @@ class Served:
 
 @dataclass(frozen=True)
 class Gate:
-    """``op(gate, up, *extra)`` is ``activation(gate) * up``."""
+    """``op(gate, up, *extra)`` is ``function(gate) * up``, of an activation."""
 
     op: str
-    activation: Callable[[Tensor], Tensor]
+    function: Callable[[Tensor], Tensor]
     extra: tuple[Any, ...] = ()
+
+
+class Graph(Protocol):
+    """How a proposal reads a graph that PyTorch traced. Its tensors are nodes."""
+
+    def example(self, item: Any) -> Any:
+        """A node's tensor without data; what is no node as it is."""
+
+    def name(self, node: fx.Node) -> str:
+        """The plain name of a node's function: "mul" for ``a * b``, ``torch.mul`` and ``a.mul(b)``."""
+
+    def number(self, item: Any) -> float | None:
+        """A number, also of one that is an argument of the compiled function."""
+
+    def narrow(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+        """What a value was widened from, and the casts between."""
+
+    def same_size(self, a: Any, b: Any) -> bool:
+        """Whether two sizes are equal whatever the dynamic ones are."""
+
+    def view(self, node: fx.Node, kind: str) -> Any:
+        """An argument that is a view of a node. kind: "rows", all dimensions but the last as one; "t", a transpose."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function of PyTorch in a graph that is an op, or a mode of one.
+
+    arguments: (`Graph`, the function's arguments) -> (the op's in the schema's order, the nodes between these and the
+    call that the op computes as well), or None where the op has no such call. casts: the op's result is cast to the
+    dtype that the graph has.
+    """
+
+    op: str
+    arguments: Callable[..., tuple[tuple[Any, ...], tuple[fx.Node, ...]] | None]
+    casts: bool = False
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A tensor argument that others of an op may say instead, where it follows from sizes alone.
+
+    sizes: (argument, axis) of those that it follows from. readings: (the op's other arguments, the whole numbers
+    in what computes it) -> ({argument: value}, the same in words), the likeliest first. says: (tensor, ``sizes``, a
+    reading's arguments) -> whether these say what it does. plain: (the op's arguments) -> keyword
+    arguments of the function that was traced, which say it too where that call stays; None where it has none.
+    """
+
+    op: str
+    argument: str
+    sizes: tuple[tuple[str, int], ...]
+    readings: Callable[[Mapping[str, Any], Set[int]], Iterator[tuple[dict[str, Any], str]]]
+    says: Callable[[Tensor, tuple[int, ...], Mapping[str, Any]], bool]
+    plain: Callable[[Mapping[str, Any]], dict[str, Any] | None] = lambda options: None
 
 
 def families() -> Iterator[ModuleType]:

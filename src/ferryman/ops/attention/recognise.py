@@ -1,17 +1,18 @@
-"""`scaled_dot_product_attention`, where the op means the same."""
+"""`scaled_dot_product_attention`, where the op means the same, and masks that say causal, or a window."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
 from ferryman.ops.attention.arguments import MAX_HEAD_DIM
 from ferryman.ops.attention.definition import attention as op_attention
-from ferryman.ops.recognition import Served
+from ferryman.ops.attention.scores import visible
+from ferryman.ops.recognition import Folding, Graph, Served, Traced
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
@@ -74,3 +75,83 @@ def scaled_dot_product_attention(
 def functions() -> Mapping[Any, Served]:
     served = Served("attention", scaled_dot_product_attention, fixed=("attn_mask", 3))
     return {functional.scaled_dot_product_attention: served}
+
+
+# In graphs ---------------------------------------------------------------------------------------------------
+
+
+def _traced(
+    graph: Graph,
+    query: Any,
+    key: Any,
+    value: Any = None,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> tuple[tuple[Any, ...], tuple[fx.Node, ...]] | None:
+    if not isinstance(value, fx.Node) or dropout_p != 0.0 or not isinstance(is_causal, bool):
+        return None
+    if is_causal and not graph.same_size(graph.example(query).shape[2], graph.example(key).shape[2]):
+        return None  # PyTorch aligns to the first key, the op to the last
+    between: list[fx.Node] = []
+    if not enable_gqa:
+        keys, values = _repeated(graph, key), _repeated(graph, value)
+        if keys is not None and values is not None:
+            key, value, between = keys[0], values[0], [*keys[1], *values[1]]
+    number = graph.number(scale) if scale is not None else None
+    if scale is not None and number is None:
+        return None
+    return ((query, key, value, is_causal, number, None, 0.0, attn_mask, None, None, None, 0.0, None), tuple(between))
+
+
+def _repeated(graph: Graph, node: Any) -> tuple[fx.Node, list[fx.Node]] | None:
+    """Keys of fewer heads, and the nodes that repeat them for each query head of a group."""
+    between: list[fx.Node] = []
+    while isinstance(node, fx.Node) and graph.name(node) in ("reshape", "expand", "contiguous"):
+        between.insert(0, node)
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or (not between and graph.name(node) != "repeat_interleave"):
+        return None
+    source = node.args[0] if node.args else None
+    before, after = graph.example(source), graph.example(between[-1] if between else node)
+    if not isinstance(source, fx.Node) or not isinstance(before, Tensor) or before.dim() != 4 or after.dim() != 4:
+        return None
+    whole = graph.name(node) in ("getitem", "unsqueeze", "repeat_interleave") and before.shape[0] == after.shape[0]
+    if not whole or before.shape[3] != after.shape[3] or any(len(n.users) > 1 for n in (node, *between)):
+        return None
+    return source, [node, *between]
+
+
+def traced() -> Mapping[str, Traced]:
+    return {"scaled_dot_product_attention": Traced("attention", _traced)}
+
+
+def _readings(options: Mapping[str, Any], numbers: Set[int]) -> Iterator[tuple[dict[str, Any], str]]:
+    if options["causal"] is not False or options["window"] is not None:
+        return
+    yield {"causal": True}, "causal"
+    yield {"causal": False}, "everything"
+    for window in sorted({n + more for n in numbers if n > 1 for more in (0, 1, -1)}):
+        yield {"causal": True, "window": window}, f"causal within {window}"
+
+
+def _says(mask: Tensor, sizes: tuple[int, ...], reading: Mapping[str, Any]) -> bool:
+    queries, keys = sizes
+    if tuple(mask.shape[-2:]) != (queries, keys):
+        return False
+    seen = visible(queries, keys, reading["causal"], reading.get("window"), mask.device)
+    wanted = torch.ones((queries, keys), dtype=torch.bool, device=mask.device) if seen is None else seen
+    if mask.dtype == torch.bool:
+        return bool((mask == wanted).all())
+    return bool((torch.where(wanted, mask == 0, mask <= torch.finfo(mask.dtype).min / 2)).all())
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """PyTorch's function has no window."""
+    return None if options["window"] is not None else {"attn_mask": None, "is_causal": bool(options["causal"])}
+
+
+def foldings() -> Iterator[Folding]:
+    yield Folding("attention", "mask", (("q", 2), ("k", 2)), _readings, _says, _plain)

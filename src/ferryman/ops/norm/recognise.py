@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
 from ferryman.ops.norm.definition import layer_norm as op_layer_norm
@@ -40,7 +41,7 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
 def _candidate(op: str, rest: str, width: int, uses: tuple[str, ...] = ()) -> Candidate:
     """A norm of x, and with an addition before it."""
     return Candidate(
-        op, f"ops.{op}(x, {rest})", width, uses, added=f"ops.add_{op}(x, residual, {rest})", added_op=f"add_{op}"
+        op, f"ops.{op}(x, {rest})", width, uses, added=f"ops.add_{op}(x, addend, {rest})", added_op=f"add_{op}"
     )
 
 
@@ -108,3 +109,41 @@ def rms_norm(
 
 def functions() -> Mapping[Any, Served]:
     return {functional.layer_norm: Served("layer_norm", layer_norm), functional.rms_norm: Served("rms_norm", rms_norm)}
+
+
+# In graphs ---------------------------------------------------------------------------------------------------
+
+
+def _layer_term(
+    n: Any,
+    node: fx.Node,
+    x: Any,
+    shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:
+    if len(shape) != 1:
+        return None
+    h = n.of(x)
+    centred = n.pool.total(0.0, [(h, 1.0), (n.mean(h, -1), -1.0)])
+    normed = _over_root(n, centred, n.variance(h, -1), eps, weight)
+    return normed if bias is None else n.pool.total(0.0, [(normed, 1.0), (n.of(bias), 1.0)])
+
+
+def _rms_term(n: Any, node: fx.Node, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    if len(shape) != 1 or eps is None:
+        return None
+    h = n.of(x)
+    return _over_root(n, h, n.mean(n.pool.power(h, Fraction(2)), -1), eps, weight)
+
+
+def _over_root(n: Any, x: Any, square: Any, eps: Any, weight: Any) -> Any:
+    """x / sqrt(square + eps), times a weight. eps may be an argument of the compiled function."""
+    factors = [(x, Fraction(1)), (n.pool.total(0.0, [(square, 1.0), (n.of(eps), 1.0)]), Fraction(-1, 2))]
+    return n.pool.product_of(1.0, factors if weight is None else [*factors, (n.of(weight), Fraction(1))])
+
+
+def rules() -> Mapping[str, Callable[..., Any]]:
+    return {"layer_norm": _layer_term, "rms_norm": _rms_term}

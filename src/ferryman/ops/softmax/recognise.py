@@ -5,14 +5,14 @@ NaN there, and +inf here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
-from ferryman.ops.recognition import Served
+from ferryman.ops.recognition import Graph, Served, Traced
 from ferryman.ops.softmax.definition import cross_entropy as op_cross_entropy
 from ferryman.ops.softmax.definition import softmax as op_softmax
 
@@ -105,3 +105,42 @@ def functions() -> Mapping[Any, Served]:
         functional.cross_entropy: Served("cross_entropy", cross_entropy),
         torch.softmax: Served("softmax", torch_softmax, torch_narrowed),
     }
+
+
+# In graphs ---------------------------------------------------------------------------------------------------
+
+
+def _traced_loss(
+    graph: Graph,
+    logits: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> tuple[tuple[Any, ...], tuple[fx.Node, ...]] | None:
+    plain = weight is None and size_average is None and reduce is None and reduction == "mean"
+    if not plain or graph.example(target).dtype != torch.int64 or graph.example(logits).dim() != 2:
+        return None
+    x, between = graph.narrow(logits)
+    if graph.name(x) in ("view", "reshape") and isinstance(x.args[0], fx.Node):  # the cast may stand before the view
+        inner, casts = graph.narrow(x.args[0])
+        wide = graph.example(inner)
+        if casts and wide.dim() > 2 and wide.shape[-1] == graph.example(x).shape[-1]:
+            rows = graph.view(inner, "rows")
+            return (rows, target, ignore_index, label_smoothing), (*casts, x, *between)
+    return (x, target, ignore_index, label_smoothing), tuple(between)
+
+
+def traced() -> Mapping[str, Traced]:
+    return {"cross_entropy": Traced("cross_entropy", _traced_loss, casts=True)}
+
+
+def _term(n: Any, node: fx.Node, x: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+    return n.pool.call("softmax", (-1,), n.of(x)) if n.axis(x, dim) == -1 else None
+
+
+def rules() -> Mapping[str, Callable[..., Any]]:
+    return {"softmax": _term}

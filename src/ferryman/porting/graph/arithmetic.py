@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -84,26 +83,6 @@ def _function(name: str) -> Callable[..., Term]:
 
 for _name in ("exp", "tanh", "erf", "sigmoid", "log", "relu"):
     RULES[_name] = _function(_name)
-
-
-@rule("silu")
-def _silu(n: Normal, node: fx.Node, x: Any, inplace: bool = False) -> Term | None:
-    if inplace:
-        return None
-    g = n.of(x)
-    return n.pool.product_of(1.0, [(g, Fraction(1)), (n.pool.call("sigmoid", (), g), Fraction(1))])
-
-
-@rule("gelu")
-def _gelu(n: Normal, node: fx.Node, x: Any, approximate: str = "none") -> Term:
-    g, pool = n.of(x), n.pool
-    if approximate == "none":
-        inner = pool.call("erf", (), pool.scaled(0.5**0.5, g))
-    else:
-        cubed = pool.product_of(1.0, [(g, Fraction(3))])
-        polynomial = pool.total(0.0, [(g, 1.0), (cubed, 0.044715)])
-        inner = pool.call("tanh", (), pool.scaled(math.sqrt(2 / math.pi), polynomial))
-    return pool.product_of(0.5, [(g, Fraction(1)), (pool.total(1.0, [(inner, 1.0)]), Fraction(1))])
 
 
 @rule(*CASTS)

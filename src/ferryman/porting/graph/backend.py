@@ -128,7 +128,7 @@ def _judged(candidate: Candidate, wanted: str | tuple[str, ...]) -> tuple[Candid
     note = f"{candidate.note}; " if candidate.note else ""
     if choice.opaque:
         return candidate, entry(account.PLACED, note + choice.reason, **known)
-    if place.simplify(candidate):
+    if masks.simplify(candidate):
         return candidate, entry(account.SIMPLER, note + choice.reason, **known)
     return candidate, entry(account.LEFT, note + choice.reason, **known)
 

@@ -79,7 +79,7 @@ def _proposed(
     taken: set[fx.Node],
     refused: dict[tuple[str, str], Stayed],
 ) -> Iterator[Candidate]:
-    for candidate in functions.proposed(graph, normal):
+    for candidate in functions.proposed(graph):
         if not taken.intersection(candidate.region):
             yield candidate
     for pattern in all_patterns():

@@ -1,50 +1,69 @@
-"""Masks that are the same whatever the model's inputs hold: causal, or a window, said as a matrix.
+"""Tensor arguments that are the same whatever the model's inputs hold, and that an op has words for: a causal mask.
 
 A model that builds its mask from positions in the graph hands attention a matrix where two words would do. The nodes
-that make it are run on the sizes that the graph has; of dynamic sizes, on several. Only what equals `visible` in every
-one is taken for it.
+that make such a tensor are run on the sizes that the graph has; of dynamic sizes, on several. A reading of it, which
+the op's folder proposes, is taken where it says the same in every one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
-import torch
 from torch import Tensor, fx
 
-from ferryman.ops.attention.scores import visible
+from ferryman.ops.recognition import Folding, families
 from ferryman.porting.graph.nodes import disturbs, name_of, value
-from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, symbols_of
+from ferryman.porting.graph.region import Candidate, Draw, computed, symbols_of
 
 _RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "empty")
 _MOST_NODES = 400
 
 
+@lru_cache(maxsize=1)
+def _foldings() -> list[Folding]:
+    return [f for family in families() if hasattr(family, "foldings") for f in family.foldings()]
+
+
 def folded(candidate: Candidate) -> Candidate | None:
-    """The candidate with its mask said as ``causal`` and ``window``, or left out; None where it says more than that."""
-    options = dict(zip(candidate.op.names, candidate.args, strict=True))
-    mask = options.get("mask")
-    if not isinstance(mask, Argument) or options.get("causal") is not False or options.get("window") is not None:
+    """The candidate with a tensor said by other arguments, or left out; None where none says that alone."""
+    return next((c for f in _foldings() if f.op == candidate.op.name and (c := _folded(candidate, f))), None)
+
+
+def _folded(candidate: Candidate, folding: Folding) -> Candidate | None:
+    given = candidate.inputs.get(folding.argument)
+    nodes = None if given is None else constant(given.node)
+    if given is None or nodes is None:
         return None
-    nodes = constant(mask.node)
-    if nodes is None:
-        return None
-    q, k = value(candidate.inputs["q"].node), value(candidate.inputs["k"].node)
-    matrices = []
-    for draw in _draws(q, k, candidate):
+    numbers = {a for n in nodes for a in (*n.args, *n.kwargs.values()) if isinstance(a, int)}
+    readings = list(folding.readings(candidate.options, numbers))
+    sizes = [value(candidate.inputs[name].node).shape[axis] for name, axis in folding.sizes]
+    tensors = []
+    for draw in _draws(sizes, candidate) if readings else ():
         try:
-            matrices.append((draw, mask.of(computed(nodes, draw)[mask.node])))
+            tensors.append((given.of(computed(nodes, draw)[given.node]), tuple(map(draw.size, sizes))))
         except RuntimeError:  # sizes that do not go together
             return None
-    for causal, window in _readings(nodes):
-        if all(_says(matrix, draw, q, k, causal, window) for draw, matrix in matrices):
-            said = {"causal": causal, "window": window, "mask": None}
-            args = tuple(said.get(n, a) if n in said else a for n, a in options.items())
-            words = "causal" if causal else "everything"
-            note = f"its mask says {words}{'' if window is None else f' within {window}'}"
-            return replace(candidate, args=args, given=tuple(nodes), note=note)
+    for arguments, words in readings:
+        if all(folding.says(tensor, drawn, arguments) for tensor, drawn in tensors):
+            said = {**arguments, folding.argument: None}
+            args = tuple(said.get(n, a) for n, a in zip(candidate.op.names, candidate.args, strict=True))
+            return replace(candidate, args=args, given=tuple(nodes), note=f"its {folding.argument} says {words}")
     return None
+
+
+def simplify(candidate: Candidate) -> bool:
+    """PyTorch's own function without the tensor of a folded candidate. Whether it has words for it."""
+    node, given = candidate.outputs[0], candidate.given
+    for folding in (f for f in _foldings() if given and f.op == candidate.op.name):
+        plain = folding.plain(candidate.options)
+        if plain is not None and all(
+            v is not None or isinstance(node.kwargs.get(n), fx.Node) for n, v in plain.items()
+        ):
+            node.kwargs = {**node.kwargs, **plain}
+            return True
+    return False
 
 
 def constant(node: fx.Node) -> list[fx.Node] | None:
@@ -67,33 +86,13 @@ def constant(node: fx.Node) -> list[fx.Node] | None:
     return sorted(nodes, key=order.__getitem__)
 
 
-def _readings(nodes: list[fx.Node]) -> Iterator[tuple[bool, int | None]]:
-    yield True, None
-    yield False, None
-    numbers = {a for n in nodes for a in (*n.args, *n.kwargs.values()) if isinstance(a, int) and a > 1}
-    windows = {abs(a) + more for a in numbers for more in (0, 1, -1)}
-    for window in sorted(w for w in windows if w >= 1):
-        yield True, window
-
-
-def _draws(q: Tensor, k: Tensor, candidate: Candidate) -> list[Draw]:
-    """The graph's sizes; where they are dynamic, several lengths of queries and keys, and two of anything else."""
+def _draws(sizes: list[Any], candidate: Candidate) -> list[Draw]:
+    """The graph's sizes; where they are dynamic, several of ``sizes``, and two of anything else."""
     every = {s for a in candidate.inputs.values() for n in value(a.node).shape for s in symbols_of(n)}
     if not every:
         return [Draw(0, "normal", 1.0)]
-    lengths = {*symbols_of(q.shape[2]), *symbols_of(k.shape[2])}
+    long = {s for n in sizes for s in symbols_of(n)}
     return [
-        Draw(i, "normal", 1.0, {}, {s: n if s in lengths else 2 for s in every})
+        Draw(i, "normal", 1.0, {}, {s: n if s in long else 2 for s in every})
         for i, n in enumerate((2, 7, 33, 160, 700))
     ]
-
-
-def _says(mask: Tensor, draw: Draw, q: Tensor, k: Tensor, causal: bool, window: int | None) -> bool:
-    sq, sk = draw.size(q.shape[2]), draw.size(k.shape[2])
-    if tuple(mask.shape[-2:]) != (sq, sk):
-        return False
-    seen = visible(sq, sk, causal, window, mask.device)
-    wanted = torch.ones((sq, sk), dtype=torch.bool, device=mask.device) if seen is None else seen
-    if mask.dtype == torch.bool:
-        return bool((mask == wanted).all())
-    return bool((torch.where(wanted, mask == 0, mask <= torch.finfo(mask.dtype).min / 2)).all())

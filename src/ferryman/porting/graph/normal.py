@@ -5,16 +5,18 @@ A function that has a rule becomes what it computes. What has no rule is a leaf:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
 
+from ferryman.ops.recognition import families
 from ferryman.porting.graph import arithmetic, reductions, views  # noqa: F401 - they enter their rules
 from ferryman.porting.graph.nodes import CASTS, FLOATS, HALF, SAME, VIEWS, hinted, name_of, uses, value
-from ferryman.porting.graph.rules import RULES, NoRuleError
+from ferryman.porting.graph.rules import RULES, NoRuleError, axis_of
 from ferryman.porting.graph.terms import Pool, Term, bare
 
 
@@ -37,7 +39,7 @@ class Normal:
             return
         computed = None
         if node.op in ("call_function", "call_method") and example.dtype in FLOATS:
-            term_rule = RULES.get(name_of(node))
+            term_rule = _rules().get(name_of(node))
             if term_rule is not None:
                 computed = _attempt(term_rule, self, node)
         term = self.pool.leaf(node) if computed is None else computed
@@ -98,6 +100,17 @@ class Normal:
             return self.pool.const(item)
         raise NoRuleError
 
+    def axis(self, x: Any, dim: Any) -> int:
+        """A dimension of a node's tensor, counted from the last."""
+        return axis_of(value(x), dim)
+
+    def mean(self, term: Term, axis: int) -> Term:
+        return reductions.mean_of(self.pool, term, axis)
+
+    def variance(self, term: Term, axis: int) -> Term:
+        centred = self.pool.total(0.0, [(term, 1.0), (self.mean(term, axis), -1.0)])
+        return self.mean(self.pool.power(centred, Fraction(2)), axis)
+
     def factor(self, item: Any, power: int | Fraction = 1) -> tuple[Term, Fraction, bool]:
         """An operand of a product. What is read elsewhere too stays whole, so that a pattern finds it as it was named;
         a soft rounding between two multiplications is left out."""
@@ -108,6 +121,13 @@ class Normal:
         term = self.of(item)
         product = term.kind == "round" and not term.args[1] and bare(term).kind == "mul"
         return bare(term) if product and uses(item) == 1 else term
+
+
+@lru_cache(maxsize=1)
+def _rules() -> Mapping[str, Callable[..., Any]]:
+    """Those of arithmetic and of views, and what ops' folders say of the functions that they are."""
+    own = [family.rules() for family in families() if hasattr(family, "rules")]
+    return {name: term_rule for rules in (*own, RULES) for name, term_rule in rules.items()}
 
 
 def _attempt(term_rule: Callable[..., Term | None], normal: Normal, node: fx.Node) -> Term | None:

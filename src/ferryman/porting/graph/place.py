@@ -74,17 +74,3 @@ def _any_layout(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_method" and node.target == "view" and not isinstance(node.args[1], torch.dtype):
             node.target = "reshape"
-
-
-def simplify(candidate: Candidate) -> bool:
-    """PyTorch's attention without the matrix, where the mask says causal or nothing. Whether it was so."""
-    said = candidate.options
-    if candidate.op.name != "attention" or not candidate.given or said.get("window") is not None:
-        return False
-    node = candidate.outputs[0]
-    kwargs = dict(node.kwargs)
-    if "attn_mask" not in kwargs or not isinstance(kwargs["attn_mask"], fx.Node):
-        return False
-    kwargs["attn_mask"], kwargs["is_causal"] = None, bool(said["causal"])
-    node.kwargs = kwargs
-    return True

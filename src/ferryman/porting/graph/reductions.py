@@ -1,4 +1,4 @@
-"""Rules of reductions along one dimension: means, sums, norms, variances, normalisations, softmax."""
+"""Rules of reductions along one dimension: means, sums, norms, variances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from ferryman.porting.graph.nodes import name_of, value
-from ferryman.porting.graph.rules import NoRuleError, axis_of, rule
+from ferryman.porting.graph.rules import axis_of, rule
 from ferryman.porting.graph.terms import Pool, Term
 
 if TYPE_CHECKING:
@@ -30,13 +30,9 @@ def mean_of(pool: Pool, term: Term, axis: int) -> Term:
     return pool.call("mean", (axis,), term)
 
 
-def _mean_of(n: Normal, term: Term, axis: int) -> Term:
-    return mean_of(n.pool, term, axis)
-
-
 @rule("mean")
 def _mean(n: Normal, node: fx.Node, x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Term | None:
-    return _mean_of(n, n.of(x), axis_of(value(x), dim)) if keepdim else None
+    return n.mean(n.of(x), axis_of(value(x), dim)) if keepdim else None
 
 
 @rule("sum")
@@ -45,7 +41,7 @@ def _sum(n: Normal, node: fx.Node, x: Any, dim: Any = None, keepdim: bool = Fals
     size = value(x).shape[axis]
     if not keepdim or not isinstance(size, int):
         return None
-    return n.pool.scaled(float(size), _mean_of(n, n.of(x), axis))
+    return n.pool.scaled(float(size), n.mean(n.of(x), axis))
 
 
 @rule("norm")
@@ -64,12 +60,7 @@ def _norm(
     if not keepdim or (p if ord is None else ord) not in (2, 2.0, "fro") or not isinstance(size, int):
         return None
     squared = n.pool.power(n.of(x), Fraction(2))
-    return n.pool.scaled(float(size) ** 0.5, n.pool.power(_mean_of(n, squared, axis), Fraction(1, 2)))
-
-
-def _variance(n: Normal, x: Term, axis: int) -> Term:
-    centred = n.pool.total(0.0, [(x, 1.0), (_mean_of(n, x, axis), -1.0)])
-    return _mean_of(n, n.pool.power(centred, Fraction(2)), axis)
+    return n.pool.scaled(float(size) ** 0.5, n.pool.power(n.mean(squared, axis), Fraction(1, 2)))
 
 
 @rule("var", "std")
@@ -86,46 +77,5 @@ def _var(
     size, taken = value(x).shape[axis], int(unbiased) if correction is None else correction
     if not keepdim or not isinstance(size, int) or not isinstance(taken, int) or size <= taken:
         return None
-    variance = n.pool.scaled(size / (size - taken), _variance(n, n.of(x), axis))
+    variance = n.pool.scaled(size / (size - taken), n.variance(n.of(x), axis))
     return variance if name_of(node) == "var" else n.pool.product(1.0, [(variance, Fraction(1, 2), True)])
-
-
-@rule("layer_norm")
-def _layer_norm(
-    n: Normal,
-    node: fx.Node,
-    x: Any,
-    shape: Any,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Term | None:
-    if len(shape) != 1:
-        return None
-    h, pool = n.of(x), n.pool
-    centred = pool.total(0.0, [(h, 1.0), (_mean_of(n, h, -1), -1.0)])
-    spread = pool.total(eps, [(_variance(n, h, -1), 1.0)])
-    factors = [(centred, Fraction(1)), (spread, Fraction(-1, 2))]
-    if weight is not None:
-        factors.append((n.of(weight), Fraction(1)))
-    normed = pool.product_of(1.0, factors)
-    return normed if bias is None else pool.total(0.0, [(normed, 1.0), (n.of(bias), 1.0)])
-
-
-@rule("rms_norm")
-def _rms_norm(n: Normal, node: fx.Node, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Term:
-    if len(shape) != 1 or eps is None:
-        raise NoRuleError
-    h, pool = n.of(x), n.pool
-    squared = _mean_of(n, pool.power(h, Fraction(2)), -1)
-    factors = [(h, Fraction(1)), (pool.total(eps, [(squared, 1.0)]), Fraction(-1, 2))]
-    if weight is not None:
-        factors.append((n.of(weight), Fraction(1)))
-    return pool.product_of(1.0, factors)
-
-
-@rule("softmax")
-def _softmax(n: Normal, node: fx.Node, x: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Term | None:
-    axis = axis_of(value(x), dim)
-    return n.pool.call("softmax", (axis,), n.of(x)) if axis == -1 else None

@@ -129,7 +129,7 @@ FILLS: Mapping[str, Fill] = {
         Fill("zeros", "0 everywhere", lambda d: _full(d, 0.0), independent=False),
         Fill("integer", "integers from -4 to 4: every partial sum is exact", probes.integer),
         Fill("unit", "in [-1, 1], as cosines are", lambda d: 2 * d.uniform() - 1),
-        Fill("mask", "random bool, every third row empty", _mask),
+        Fill("mask", "random bool, every third row empty", _mask, boolean=True),
         Fill("bias", "normal with -inf, whole rows included", _bias),
         Fill("digits", "-2, -1, 1 or 2", probes.digits, independent=False),
         Fill("fours", "-8, -4, 4 or 8", lambda d: 4 * probes.digits(d), independent=False),

@@ -20,6 +20,7 @@ from ferryman.ops.evidence import Evidence
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs.cases import forward_of, output_gradients
 from ferryman.porting.inputs.fills import DTYPES, strided
+from ferryman.porting.inputs.fills import fill as filled
 
 __all__ = [
     "Form",
@@ -171,7 +172,7 @@ def _refilled(domain: Domain, args: dict[str, Any], dtype: torch.dtype, choose: 
     for name, value in args.items():
         form = domain.arguments.get(name)
         if isinstance(value, TensorSpec) and isinstance(form, Form) and _floating(value.dtype):
-            options = [f for f in form.fills if f != "mask"]
+            options = [f for f in form.fills if not filled(f).boolean]
             fill = fills.setdefault(form.group or name, choose(options))
             args[name] = replace(value, fill=fill)
     if domain.defined is not None:
@@ -192,7 +193,7 @@ def _spec(form: Form, symbols: Symbols, fill: str, dtype: str) -> TensorSpec:
     shape: tuple[int, ...] = ()
     for symbol in form.dims.split():
         shape += symbols.leading() if symbol == "..." else (int(symbol) if symbol.isdigit() else symbols[symbol],)
-    if fill == "mask":
+    if filled(fill).boolean:
         dtype = "bool"
     layout = _layout(shape, symbols.choose, symbols.sizes, not form.over) if form.layouts else "contiguous"
     if _floating(dtype) or dtype == "bool":

@@ -20,7 +20,7 @@ from ferryman.porting.model import source
 from ferryman.porting.model.proof import prove
 from ferryman.porting.model.serving import attempt
 
-ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, residual) -> (result, sum)
+ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, addend) -> (result, sum)
 HOME = "ferryman_home"  # the class that has that method; another class over it may have another forward
 CALL, HELD = "ferryman_added", "ferryman_held"  # what the changed tree calls
 _PURE = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.expr_context, ast.operator)
@@ -30,26 +30,26 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
 # What a changed forward calls --------------------------------------------------------------------------------
 
 
-def added(norm: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """(norm(a + b), a + b). Apart where the norm is not ported, has hooks or another forward, and under autocast, which
-    adds in another dtype than it normalises in."""
-    known = getattr(norm, ATTRIBUTE, None)
-    if known is None or not unaltered(norm, HOME):
+def added(module: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """(module(a + b), a + b). Apart where the module is not ported, has hooks or another forward, and under
+    autocast, which adds in another dtype than a norm is computed in."""
+    known = getattr(module, ATTRIBUTE, None)
+    if known is None or not unaltered(module, HOME):
         total = a + b
-        return norm(total), total
+        return module(total), total
     if not _alike(a, b):
         if not _fit(a, b):
             total = a + b
-            return norm(total), total
+            return module(total), total
         common = torch.promote_types(a.dtype, b.dtype)
         a, b = torch.broadcast_tensors(a.to(common), b.to(common))
     pair: tuple[Any, Any] = known(a, b)
     return pair
 
 
-def added_in_a_list(norm: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
+def added_in_a_list(module: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
     """`added`, with the result in a list that its one reader empties: no local keeps it alive."""
-    y, total = added(norm, a, b)
+    y, total = added(module, a, b)
     return [y], total
 
 
@@ -63,8 +63,8 @@ def method(
 ) -> types.FunctionType:
     """The method of a ported norm at `ATTRIBUTE`; calls for which its role does not hold go to the norm itself."""
     lines = [*([] if parameter == "x" else [f"{parameter} = x"]), *before, f"if {asked}:", *attempt(expression)]
-    text = f"def {ATTRIBUTE}(self, x, residual):\n" + "".join(f"    {line}\n" for line in lines)
-    text += "    total = x + residual\n    return self(total), total\n"
+    text = f"def {ATTRIBUTE}(self, x, addend):\n" + "".join(f"    {line}\n" for line in lines)
+    text += "    total = x + addend\n    return self(total), total\n"
     namespace = dict(known)
     exec(compile(text, "<ferryman added>", "exec"), namespace)  # noqa: S102 - our own text, their identifiers
     function: types.FunctionType = namespace[ATTRIBUTE]
@@ -77,10 +77,10 @@ def proven(
     inputs: Sequence[tuple[Any, ...]],
     wide: frozenset[int] = frozenset(),
 ) -> bool:
-    """Whether ``candidate(x, residual, ..)`` is (original(x + residual, ..), x + residual)."""
+    """Whether ``candidate(x, addend, ..)`` is (original(x + addend, ..), x + addend)."""
 
-    def apart(x: Tensor, residual: Tensor, *given: Tensor) -> tuple[Any, Any]:
-        total = x + residual
+    def apart(x: Tensor, addend: Tensor, *given: Tensor) -> tuple[Any, Any]:
+        total = x + addend
         return original(total, *given), total
 
     both = [(x, torch.roll(x, 1, -1) * 0.5, *given) for x, *given in inputs]

@@ -22,6 +22,7 @@ from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import detect
 from ferryman.dispatch import trace
 from ferryman.errors import ArgumentError
+from ferryman.ops.recognition import families
 from ferryman.porting.model import config as model_config
 from ferryman.porting.model import exact, measure, modes
 from ferryman.porting.model.floor import Floor
@@ -260,9 +261,10 @@ def _examine(
 
 
 def judged_sites(report: Any) -> set[str]:
-    """Paths of the ported modules that are judged alone; a projection in a ported block goes with it."""
+    """Paths of the ported modules that are judged alone; a part of a ported block, such as a product, goes with it."""
+    part = {(op,) for family in families() if hasattr(family, "parts") for op in family.parts()}
     served = {site.path: site.ops for site in report.ported}
-    return {p for p, ops in served.items() if ops != ("linear",) or not any(p.startswith(f"{o}.") for o in served)}
+    return {p for p, ops in served.items() if ops not in part or not any(p.startswith(f"{o}.") for o in served)}
 
 
 def _module_reasons(fields: dict[str, Any]) -> list[str]:

@@ -80,7 +80,7 @@ def _made(original: Any, recipe: Recipe, code: Any) -> type[nn.Module]:
 
 def _taking_addition(role: Role, original: Any) -> Any:
     meaning = serving.known(original, role.guards, role.code, role.reads)
-    return adding.method(*role.serving(original, role.added, ("x", "residual")), role.parameters[0], meaning)
+    return adding.method(*role.serving(original, role.added, ("x", "addend")), role.parameters[0], meaning)
 
 
 def is_ported(module: nn.Module) -> bool:

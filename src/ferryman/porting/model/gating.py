@@ -39,28 +39,28 @@ def _fit(g: Any, u: Any) -> bool:
 functions: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {}  # of PyTorch, with a gated op
 
 
-def _held(activation: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
-    return functions.get(activation) if isinstance(activation, _FUNCTIONS) else None
+def _held(function: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
+    return functions.get(function) if isinstance(function, _FUNCTIONS) else None
 
 
-def _unaltered(activation: Any) -> bool:
-    return isinstance(activation, _FUNCTIONS) or (unaltered(activation, HOME) and bool(getattr(activation, CURRENT)()))
+def _unaltered(function: Any) -> bool:
+    return isinstance(function, _FUNCTIONS) or (unaltered(function, HOME) and bool(getattr(function, CURRENT)()))
 
 
-def gated(activation: Any, g: Any, u: Any) -> Any:
-    """``activation(g) * u`` of a module, or of a function that it holds. Hooks and another forward keep it whole: a
+def gated(function: Any, g: Any, u: Any) -> Any:
+    """``function(g) * u`` of a module, or of a function that it holds. Hooks and another forward keep it whole: a
     fused one would not run them."""
-    known = getattr(activation, ATTRIBUTE, None) or _held(activation)
-    if known is None or not _fit(g, u) or not _unaltered(activation):
-        return activation(g) * u
+    known = getattr(function, ATTRIBUTE, None) or _held(function)
+    if known is None or not _fit(g, u) or not _unaltered(function):
+        return function(g) * u
     return known(g, u)
 
 
-def gated_last(u: Any, activation: Any, g: Any) -> Any:
-    """``u * activation(g)``."""
-    known = getattr(activation, ATTRIBUTE, None) or _held(activation)
-    if known is None or not _fit(g, u) or not _unaltered(activation):
-        return u * activation(g)
+def gated_last(u: Any, function: Any, g: Any) -> Any:
+    """``u * function(g)``."""
+    known = getattr(function, ATTRIBUTE, None) or _held(function)
+    if known is None or not _fit(g, u) or not _unaltered(function):
+        return u * function(g)
     return known(g, u)
 
 

@@ -273,8 +273,8 @@ def relative(actual: Tensor, wanted: Tensor) -> float:
     same = (f == w) | (torch.isnan(f) & torch.isnan(w))
     if not bool(torch.isfinite(f[~same]).all() and torch.isfinite(w[~same]).all()):
         return float("inf")
-    difference = float(torch.where(same, 0.0, f - w).norm())
-    size = float(w[torch.isfinite(w)].norm())
+    difference = float(torch.linalg.vector_norm(torch.where(same, 0.0, f - w)))
+    size = float(torch.linalg.vector_norm(w[torch.isfinite(w)]))
     return difference / size if size else (0.0 if difference == 0 else float("inf"))
 
 

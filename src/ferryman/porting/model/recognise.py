@@ -46,7 +46,7 @@ class Role:
 
     It holds while every test is true and every guard has its outcome. parameters: what the forward calls its inputs.
     gradient: False where it serves only what needs no gradient. added, added_op: of a norm, the expression over
-    ``residual`` too that takes an addition before it, proven as well, and its op. beside: ops that
+    ``addend`` too that takes an addition before it, proven as well, and its op. beside: ops that
     the expression calls beside ``op``, once each. required: how many inputs a call must give, whatever the forward's
     signature says. tensors: of the module, that the proof drew; absent: its parameters and buffers that were None;
     state: its attributes whose values the proof had; read: those that ``expression`` reads, of which it had the type;
@@ -316,7 +316,7 @@ def _takes_addition(
     wide: frozenset[int] = frozenset(),
 ) -> bool:
     tensors = tensors_of(state, names, 9)
-    expression = compiled(candidate.added, ("self", "x", "residual"), ops=_DEFINITIONS)
+    expression = compiled(candidate.added, ("self", "x", "addend"), ops=_DEFINITIONS)
     return adding.proven(
         functools.partial(original, kind, state, names, False),
         lambda x, r, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x, r),
@@ -331,37 +331,35 @@ def _takes_addition(
 _gates: dict[Any, Gate | None] = {}
 
 
-def gate_of(activation: Any) -> Gate | None:
+def gate_of(function: Any) -> Gate | None:
     """The gated op whose activation a module without tensors, or a function, is proven to compute."""
-    module = isinstance(activation, nn.Module)
+    module = isinstance(function, nn.Module)
     if module and (
-        next(activation.children(), None)
-        or any(True for _ in activation.parameters())
-        or any(True for _ in activation.buffers())
+        next(function.children(), None)
+        or any(True for _ in function.parameters())
+        or any(True for _ in function.buffers())
     ):
         return None
     try:
-        key = (state_of(activation), contents_tests(activation)) if module else activation
+        key = (state_of(function), contents_tests(function)) if module else function
     except Unproven:
         return None
     if key not in _gates:
-        _gates[key] = _gate_of(activation, module)
+        _gates[key] = _gate_of(function, module)
         if module:
-            keep_state(activation)
+            keep_state(function)
     return _gates[key]
 
 
-def _gate_of(activation: Any, module: bool) -> Gate | None:
+def _gate_of(function: Any, module: bool) -> Gate | None:
     trace = Trace()
     try:
         if module:
-            if input_of(type(activation)) is None:
+            if input_of(type(function)) is None:
                 return None
-            call: Any = functools.partial(
-                original, follow_module(activation, trace), dict(activation.__dict__), (), False
-            )
+            call: Any = functools.partial(original, follow_module(function, trace), dict(function.__dict__), (), False)
         else:
-            call = activation if _is_torch(activation) else follow_function(activation, trace)
+            call = function if _is_torch(function) else follow_function(function, trace)
     except Unproven:
         return None
     inputs: list[tuple[Tensor, ...]] = [(x,) for _, x in drawn(4, 96)]
@@ -369,7 +367,7 @@ def _gate_of(activation: Any, module: bool) -> Gate | None:
     inputs.append((torch.linspace(-2, 2, 96, dtype=torch.float64).reshape(2, 3, 16),))
     for family in families():
         for gate in family.gates() if hasattr(family, "gates") else ():
-            if prove(call, gate.activation, inputs).ok:
+            if prove(call, gate.function, inputs).ok:
                 try:
                     return gate if not trace.guards() and not trace.reads else None
                 except Unproven:

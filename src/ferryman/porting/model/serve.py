@@ -169,7 +169,7 @@ class Serve(ast.NodeTransformer):
             depth, conditions = adding.outer(node), self.conditions
             if depth is not None:
                 under = conditions[: len(conditions) - depth] if conditions is not None else None
-                self.owner.uses.append(Use("", "", under, norm=adding.norm_of(node)))
+                self.owner.uses.append(Use("", "", under, added=adding.norm_of(node)))
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:

@@ -97,9 +97,12 @@ class PortReport:
 
 
 class Interface(Protocol):
-    """A registry of attention functions that another library's forwards read, and that we are registered with."""
+    """A registry of functions that another library's forwards read, and that we are registered with. What is registered
+    calls ``op`` in the place of ``composed``, which the library's own functions may come to."""
 
     registry: Any
+    op: str
+    composed: frozenset[str]
     doubtful: frozenset[str]  # keywords of a call with which it may be another's
     fixed: frozenset[str | int]  # keywords and places of a call which, if they learn, make it another's
 
@@ -118,8 +121,8 @@ def fused_norms(module: nn.Module, recipe: Recipe) -> Iterator[tuple[int, bool]]
     if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
         served = recipe.served(type(module))
         for use in served.uses:
-            if use.norm:
-                yield id(module.get_submodule(use.norm)), use.norm in served.alone
+            if use.added:
+                yield id(module.get_submodule(use.added)), use.added in served.alone
 
 
 def site_of(
@@ -148,15 +151,13 @@ def site_of(
         return Site(path, kind, (op, *recipe.role.beside), (), shown, op)
     surely, maybe, quiet = _uses(module, recipe)
     shown = f"{', '.join(sorted(quiet))} where no gradient is needed" if quiet else ""
-    if attending:
-        maybe -= {"attention", "softmax"}
-        served = recipe.served(type(module))
-        read = [i for i in interfaces if id(i.registry) in served.interfaces]
-        doubtful, fixed = {k for i in read for k in i.doubtful}, {k for i in read for k in i.fixed}
-        if served.passed & doubtful or served.learnt & fixed or served.repeats:
-            maybe.add("attention")
+    served = recipe.served(type(module))
+    for interface in (i for i in interfaces if attending and id(i.registry) in served.interfaces):
+        maybe -= {interface.op, *interface.composed}
+        if served.passed & interface.doubtful or served.learnt & interface.fixed or served.repeats:
+            maybe.add(interface.op)
         else:
-            surely.append("attention")
+            surely.append(interface.op)
     return Site(path, kind, tuple(surely), tuple(sorted(maybe)), shown, gradient=not quiet)
 
 
@@ -168,8 +169,8 @@ def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str], set[s
     quiet: dict[str, bool] = {}
     for use in recipe.served(type(module)).uses:
         op = use.op
-        if use.norm:
-            norm = recognise.role_of(module.get_submodule(use.norm))
+        if use.added:
+            norm = recognise.role_of(module.get_submodule(use.added))
             op = norm.added_op if isinstance(norm, Role) else ""
         if use.gate:
             gate = recognise.gate_of(operator.attrgetter(use.gate)(module))

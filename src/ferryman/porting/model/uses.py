@@ -15,7 +15,7 @@ Conditions = tuple[tuple[str, bool, str], ...] | None
 @dataclass(frozen=True)
 class Use:
     """One served call. ``op``: its name, or "" where an attribute decides: the activation at ``gate``, or the norm at
-    ``norm``, with an addition before it.
+    ``added``, with an addition before it.
 
     ``conditions``: the tests that it stands under, as (source, outcome, name of the module in it); None where a pass
     may make it more or less than once, by more than the module's own state. ``gradient``: False where it serves only
@@ -26,7 +26,7 @@ class Use:
     gate: str
     conditions: tuple[tuple[str, bool, str], ...] | None
     gradient: bool = True
-    norm: str = ""
+    added: str = ""
     through: Any = None
 
     def certain(self, module: Any) -> bool | None:
