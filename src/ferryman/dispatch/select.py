@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -189,19 +189,20 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
         if first and predicted is not None and predicted.distance > near.BEFORE:
             predicted = None  # regions farther off may lie where the line does not lead
         modelled = cost.predictions(op, work, profile)
-        names, foretold, seconds = foreseen(names, menu, predicted, modelled)
+        names, foretold, seconds = foreseen(names, menu, predicted, modelled, first)
         source = foretold if foretold != "profile" else source
     backends = registry.backends()
     serves = [n for n in dict.fromkeys(names) if n in menu and profile.vendor in backends[menu[n].backend].vendors]
     return _Order([menu[name] for name in serves], source, seconds)
 
 
-def _composed_last(names: Sequence[str], menu: Mapping[str, Implementation]) -> list[str]:
+def _composed_last(names: Sequence[str], menu: Mapping[str, Implementation], first: Collection[str] = ()) -> list[str]:
     """What is composed behind what can serve besides, before the definition, wherever it was not measured itself: its
-    many launches take as long for less work, and its intermediate results may not fit for more."""
+    many launches take as long for less work, and its intermediate results may not fit for more. Not one of ``first``,
+    which the menu says leads."""
     if not any(menu[n].composed for n in names):
         return list(names)
-    return sorted(names, key=lambda n: (menu[n].backend == "definition", menu[n].composed))
+    return sorted(names, key=lambda n: (menu[n].backend == "definition", menu[n].composed and n not in first))
 
 
 def foreseen(
@@ -209,23 +210,24 @@ def foreseen(
     menu: Mapping[str, Implementation],
     beside: near.Prediction | None,
     modelled: Mapping[str, tuple[float, float]],
+    first: Collection[str] = (),
 ) -> tuple[list[str], str, dict[str, float]]:
     """The order of a call that nobody measured, what put it, and the seconds that it goes by.
 
     names: the profile's preference, which stands where nothing speaks against it. ``beside``: what `near` predicts;
-    ``modelled``: what `cost` does, seconds and error by implementation.
+    ``modelled``: what `cost` does, seconds and error by implementation. ``first``: lines that the menu says lead.
     """
     judged = {name for name, (_, error) in modelled.items() if error < math.inf}
     beside = beside and beside.with_kin(menu)
     if beside is not None and beside.goes_before(judged):
         # regions near, but outside what a line is made for, say nothing of it
         covered = {*beside.seconds, *beside.failed}
-        first = [n for n in names[:1] if menu[n].partial and n not in covered]
-        order = _composed_last([*dict.fromkeys([*first, *beside.ranked([*names, *menu])])], menu)
+        outside = [n for n in names[:1] if menu[n].partial and n not in covered]
+        order = _composed_last([*dict.fromkeys([*outside, *beside.ranked([*names, *menu])])], menu)
         return order, str(beside), dict(beside.seconds)
     seconds = {name: value for name, (value, _) in modelled.items()}
     order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)
-    order = _composed_last(order, menu)
+    order = _composed_last(order, menu, first)
     if order[: len(names)] == list(names):
         return list(names), "profile", seconds
     return order, "predicted by the cost model", seconds

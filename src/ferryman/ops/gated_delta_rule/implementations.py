@@ -46,15 +46,6 @@ IMPLEMENTATIONS = menu(
         partial=True,
     ),
     Implementation(
-        op=_BACKWARD,
-        name="triton.parallel",
-        where="parallel_backward_kernels",
-        when=(_NARROW, _MANY),
-        batch_invariant=True,
-        replayable=True,
-        partial=True,
-    ),
-    Implementation(
         op=_BACKWARD, name="triton.chunked", where="backward_kernels", batch_invariant=True, replayable=True
     ),
 )

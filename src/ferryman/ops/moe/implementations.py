@@ -9,6 +9,7 @@ from ferryman.ops.clauses import (
     View,
     absent,
     dtypes,
+    either,
     feature,
     multiple_of,
     one_of,
@@ -39,16 +40,26 @@ _HOPPER_EXPERTS = (
 )
 
 
-def _many(rows: str, experts: str) -> Clause:
+MANY_EXPERTS = 64
+
+
+def _many(rows: str, experts: str, *, many_experts: bool = False) -> Clause:
     """From so many rows of an expert, on average, CUTLASS's products lead; with fewer the weights bound both, and ours
-    writes less. ``rows``: a tensor of as many rows, or of their experts."""
+    writes less. ``rows``: a tensor of as many rows, or of their experts. ``many_experts``: where MANY_EXPERTS and more
+    are, fewer rows do."""
 
     def mean(view: View) -> float:
-        given = view.args[rows]
-        count = given.numel() if given.dtype in (torch.int32, torch.int64) else len(given)
-        return float(count / max(1, len(view.args[experts])))
+        given, count = view.args[rows], len(view.args[experts])
+        if many_experts and count < MANY_EXPERTS:
+            return 0.0
+        total = given.numel() if given.dtype in (torch.int32, torch.int64) else len(given)
+        return float(total / max(1, count))
 
-    return threshold("moe.grouped_mm.rows", "rows an expert, on average", (f"{rows}.shape", f"{experts}.shape"), mean)
+    facts = (f"{rows}.shape", f"{experts}.shape")
+    if many_experts:
+        what = f"rows an expert, of {MANY_EXPERTS} experts and more"
+        return threshold("moe.grouped_mm.rows_of_many", what, facts, mean)
+    return threshold("moe.grouped_mm.rows", "rows an expert, on average", facts, mean)
 
 
 def _wide() -> Clause:
@@ -62,10 +73,11 @@ def _wide() -> Clause:
 
 
 # Without a gate, a step beside the products reads and writes the result once: 4 bytes against 2 K operations.
-_LINEAR_LEADS = (
-    _many("x", "weight"),
-    threshold("moe.grouped_mm.columns", "columns of a weight", ("weight.shape",), lambda v: v.args["weight"].shape[2]),
+_COLUMNS = threshold(
+    "moe.grouped_mm.columns", "columns of a weight", ("weight.shape",), lambda v: v.args["weight"].shape[2]
 )
+_LINEAR_LEADS = (either(_many("x", "weight"), _many("x", "weight", many_experts=True)), _COLUMNS)
+_GRADIENT_LEADS = (_many("x", "weight"), _COLUMNS)
 _LEADS = (_many("topk_ids", "down"), _wide())
 # torch.loop, ahead by up to a tenth for few wide experts, never leads: it waits for the device to read offsets
 
@@ -85,7 +97,7 @@ IMPLEMENTATIONS = menu(
         where=":grouped_mm_backward",
         when=(*_HOPPER, one_of("grad.aligned", True)),
         partial=True,
-        leads=_LINEAR_LEADS,
+        leads=_GRADIENT_LEADS,
     ),
     Implementation(
         op="moe_experts",

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from ferryman.ops.clauses import View, at_most, threshold
 from ferryman.ops.menu import Implementation, menu
+
+
+def _state(view: View) -> int:
+    x, b = view.args["x"], view.args["b"]
+    return int(x.shape[0] * x.shape[2] * x.shape[3] * b.shape[-1])
+
+
+# Of one token nothing is a scan: PyTorch's steps read the state as often as Triton's passes, and more at once.
+_ONE_TOKEN = (
+    at_most("x.shape[1]", 1),
+    threshold("ssd_scan.torch.state", "numbers of the state", ("x.shape", "b.shape"), _state),
+)
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.ssd_scan",
-    Implementation(op="ssd_scan ssd_scan_backward", name="torch", composed=True),
+    Implementation(op="ssd_scan", name="torch", composed=True),
+    Implementation(op="ssd_scan_backward", name="torch", composed=True, leads=_ONE_TOKEN),
     Implementation(op="ssd_scan ssd_scan_backward", name="triton", batch_invariant=True, replayable=True),
 )
