@@ -257,7 +257,7 @@ class Shares:
         pass
 
     def remaining(self) -> Iterator[Cell]:
-        ran = {"op": "softmax", "implementation": "triton", "device": "cuda:0", "dtype": "bfloat16"}
+        ran = {"op": "softmax", "implementation": "triton.long", "device": "cuda:0", "dtype": "bfloat16"}
         yield Cell(**ran, case="one_row", verdict="SIMULATED", reason="sm_80 PTX ..")
         yield Cell(**ran, case="prime", verdict="NOT_RUN", reason="out of memory: CUDA")
 
@@ -290,7 +290,7 @@ def test_the_document_is_never_one_of_the_older_device_itself(monkeypatch: pytes
     assert [job.share for job in SHARED] == [(0, 2), (1, 2)]
     for job in SHARED:
         assert (job.lines, job.dtypes, job.tier, job.seed, job.device, job.stands_in_for) == (
-            {"softmax": ["triton"]},
+            {"softmax": ["triton.rows", "triton.long"]},
             ["bfloat16"],
             "small",
             3,
@@ -298,13 +298,13 @@ def test_the_document_is_never_one_of_the_older_device_itself(monkeypatch: pytes
             "a100-sxm-80",
         )
     ((local, where),) = again  # what found no memory beside the others runs once more, under the route
-    assert [(op.name, [x.name for x in lines]) for op, lines in local] == [("softmax", ["triton"])]
+    assert [(op.name, [x.name for x in lines]) for op, lines in local] == [("softmax", ["triton.rows", "triton.long"])]
     assert where == ("small", 3, torch.device("cuda", 0), profile("a100"))
     assert [done for done, _, _ in seen] == [1, 2]
 
 
 def test_a_worker_takes_the_route_or_says_why_it_cannot() -> None:
-    job = Job({"softmax": ["triton"]}, ["bfloat16"], "small", 0, "cpu", stands_in_for="a100-sxm-80")
+    job = Job({"softmax": ["triton.long"]}, ["bfloat16"], "small", 0, "cpu", stands_in_for="a100-sxm-80")
     with Workers([job]) as workers:
         cells = list(workers.remaining())
     assert [c.verdict for c in cells] == ["FAIL"]

@@ -33,7 +33,8 @@ OP = registry.primitive("attention")
         # little work with a mask
         ("B12 H2/1 Q81 K81 D80 padding", "triton.tiled", "menu"),
         ("B8 H4/1 Q28 K1164 D96 padding", "triton.tiled", "menu"),
-        ("B4 H16/2 Q187 K427 D128 causal bias", "triton.tiled", "menu"),
+        ("B1 H16/8 Q393 K393 D40 causal bias", "triton.tiled", "menu"),
+        ("B6 H8/8 Q216 K216 D160 padding", "torch.cudnn", "profile"),
         ("B4 H128/16 Q45 K291 D192 causal bias", "torch.cudnn", "profile"),
         ("B5 H7/1 Q301 K301 D256 padding", "torch.cudnn", "profile"),
         ("B5 H16/2 Q997 K2080 D128 bias", "torch.cudnn", "profile"),

@@ -235,7 +235,7 @@ MIXTRAL, DEEPSEEK, QWEN = (8, 2, 4096, 14_336), (256, 8, 7168, 2048), (128, 8, 2
     ("device", "layer", "rows", "dtype", "first"),
     [
         ("h100", MIXTRAL, 512, torch.bfloat16, "torch.grouped_mm"),
-        ("h100", MIXTRAL, 256, torch.bfloat16, "torch.grouped_mm"),
+        ("h100", MIXTRAL, 450, torch.bfloat16, "torch.grouped_mm"),
         ("h200", MIXTRAL, 4096, torch.bfloat16, "torch.grouped_mm"),
         ("h100", DEEPSEEK, 512, torch.bfloat16, "torch.grouped_mm"),
         ("h100", MIXTRAL, 128, torch.bfloat16, "triton"),
@@ -258,7 +258,7 @@ def test_many_rows_of_wide_experts_go_to_cutlass_on_hopper(
     assert back.chosen == first
     x, weight, ends = _meta(rows * experts, 2048, dtype=dtype), _meta(experts, 512, 2048, dtype=dtype), experts
     # a product alone pays for no steps beside it: the widths of QWEN will do
-    alone = "torch.grouped_mm" if (device, dtype, rows >= 256) == ("h100", torch.bfloat16, True) else first
+    alone = "torch.grouped_mm" if (device, dtype, rows >= 450) == ("h100", torch.bfloat16, True) else first
     offsets = _meta(ends, dtype=torch.int32)
     assert ferryman.explain(ops.grouped_linear, x, weight, offsets, device=device).chosen == alone
     grad = _meta(len(x), 512, dtype=dtype)

@@ -9,7 +9,7 @@ from tests.unit.simulator.planted import Plant, Subject
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 NUMBERS, RACE, WAIT, BOUNDS, UNSET = "numbers", ("race",), ("missing-wait",), ("out-of-bounds",), ("uninitialised",)
 
-SOFTMAX, SOFTMAX_HIP = Subject("softmax", "triton", F32, "wide"), Subject("softmax", "hip", BF16, "wide")
+SOFTMAX, SOFTMAX_HIP = Subject("softmax", "triton.rows", F32, "wide"), Subject("softmax", "hip", BF16, "wide")
 RMS, RMS_HIP = Subject("rms_norm", "triton", BF16, "wide"), Subject("rms_norm", "hip", F16, "wide")
 LAYER, LAYER_HIP = Subject("layer_norm", "triton", F16, "wide"), Subject("layer_norm", "hip", F32, "wide")
 SILU, SILU_HIP = Subject("silu_mul", "triton", BF16, "prime"), Subject("silu_mul", "hip", BF16, "prime")
