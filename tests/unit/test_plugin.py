@@ -166,7 +166,7 @@ def test_interpreted_triton_is_said_to_be_simulated(pytester: pytest.Pytester, m
     pytester.makepyfile(
         test_triton="""
         def test_it(assert_parity):
-            (cell,) = assert_parity("softmax", "triton", "prime", dtype="f32")
+            (cell,) = assert_parity("softmax", "triton.rows", "prime", dtype="f32")
             assert cell.verdict == "SIMULATED"
     """
     )
