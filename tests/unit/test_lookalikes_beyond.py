@@ -148,6 +148,19 @@ def test_what_shows_beyond_ordinary_inputs_is_computed_as_it_was(
     _same(model, before, x)
 
 
+@pytest.mark.parametrize(
+    "factor", ("1.03 if x.dtype is torch.bfloat16 else 1.0", "1 + 4 * torch.finfo(x.dtype).eps", "1.0")
+)
+def test_a_factor_that_only_a_narrow_dtype_has_is_not_served(
+    factor: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """It is smaller than what bfloat16's roundings may do to one element, but all elements have it."""
+    y = _Y.replace("self.eps)).to", f"self.eps) * ({factor})).to")
+    model = Net(_home(_OPEN + y + "        return y\n", tmp_path, request).M()).eval()
+    ferryman.port(model)
+    assert is_ported(model.inner) is (factor == "1.0")
+
+
 @pytest.mark.parametrize("what", LATER)
 def test_what_changes_after_porting_is_what_counts(what: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     code, change = LATER[what]

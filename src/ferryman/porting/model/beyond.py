@@ -23,6 +23,8 @@ _USUAL = 1 << 22
 _CLOSE = 2.0**-12  # float32: sums of thousands of terms differ by less in any order, 16 bits in between by more
 # A module that rounds where the op does not is apart by few units of its dtype; another eps or scale is by more.
 _APART = {torch.bfloat16: 2.0**-4, torch.float16: 2.0**-7}
+# Roundings go up and down and leave the sum as it is; another factor does not.
+_LEANING = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _NARROW = 2.0**-4  # of small numbers in float16, whose squares are subnormal
 Run = Callable[..., Any]
 
@@ -170,14 +172,26 @@ def _lengths(beyond: Beyond, dims: Sequence[int]) -> list[str]:
 
 
 def _narrow(beyond: Beyond, dims: Sequence[int]) -> None:
-    """What rounds, and where, was compared; here by how much: a table by dtype may hold another eps."""
+    """What rounds, and where, was compared; here by how much: a branch on a dtype may have another eps, or factor."""
     x = beyond.normal(*_leading(dims, 3, 4), beyond.width)
     for dtype, limit in ((torch.float32, _CLOSE), *_APART.items()):
         for size in (1.0, 2.0**-10):
             low = [t.to(dtype) for t in beyond.tensors]
             given = beyond.given((x * size).to(dtype), low)
             allowed = _NARROW if dtype is torch.float16 and size < 1 else limit
-            distance(f"in {dtype}: result", beyond.actual(*given), flat(beyond.original(*given)), allowed)
+            actual, wanted = beyond.actual(*given), flat(beyond.original(*given))
+            distance(f"in {dtype}: result", actual, wanted, allowed)
+            if size == 1.0 and dtype in _LEANING:
+                _leaning(dtype, actual, wanted)
+
+
+def _leaning(dtype: torch.dtype, actual: list[Tensor], wanted: list[Tensor]) -> None:
+    """Raises Disagreement where one side is the other times a factor, though each element is near."""
+    for a, w in zip((t.double() for t in actual), (t.double() for t in wanted), strict=True):
+        square = float((w * w).sum())
+        lean = abs(float((a * w).sum()) / square - 1.0) if square else 0.0
+        if not lean <= _LEANING[dtype]:
+            raise Disagreement(f"in {dtype}: the op's result is off by a factor of 1 +- {lean:.3g} as a whole", lean)
 
 
 def _autocast(beyond: Beyond, dims: Sequence[int]) -> list[str]:
