@@ -146,6 +146,15 @@ def either(one: Clause, other: Clause) -> Clause:
     )
 
 
+def both(one: Clause, other: Clause) -> Clause:
+    return Clause(
+        f"{one}, and {other}",
+        tuple(dict.fromkeys((*one.facts, *other.facts))),
+        lambda view: (one.measure(view), other.measure(view)),
+        lambda m: one.test(m[0]) and other.test(m[1]),
+    )
+
+
 def at_most(path: str, limit: int) -> Clause:
     return Clause(f"{path} <= {limit}", (path,), read(path), lambda v: v is None or v <= limit)
 

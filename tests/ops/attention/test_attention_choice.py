@@ -9,7 +9,7 @@ import torch
 
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry, select
-from ferryman.ops.attention import torch_kernels, window_kernels
+from ferryman.ops.attention import flex_variants, torch_kernels, window_kernels
 from ferryman.porting.bench import grid
 
 OP = registry.primitive("attention")
@@ -39,6 +39,11 @@ OP = registry.primitive("attention")
         ("B5 H7/1 Q301 K301 D256 padding", "torch.cudnn", "profile"),
         ("B5 H16/2 Q997 K2080 D128 bias", "torch.cudnn", "profile"),
         ("B8 H32/8 Q17 K4096 D128 padding", "triton.masked", "menu"),
+        # what a mask of PyTorch's would have to say
+        ("B1 H8/4 Q153 K153 D64 causal chunk8192", "triton.tiled", "menu"),
+        ("B3 H1/1 Q267 K267 D160 causal range", "triton.tiled", "menu"),
+        ("B8 H2/2 Q10138 K10138 D128 causal range", "triton.tiled", "menu"),
+        ("B3 H7/1 Q113 K113 D256 causal sinks", "triton.tiled", "menu"),
     ],
 )
 def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +58,11 @@ def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch:
 @pytest.mark.parametrize(
     ("name", "chosen", "source"),
     [
-        ("B14 H16/16 Q80 K80 D72 causal bias", "torch.efficient", "menu"),
-        ("B14 H112/16 Q317 K98 D40 mask", "torch.efficient", "menu"),
-        ("B29 H128/8 Q111 K163 D112 padding", "triton.tiled", "profile"),
-        ("B25 H8/2 Q3 K2157 D72 causal bias", "triton.tiled", "profile"),
-        ("B2 H56/8 Q564 K564 D64 mask", "torch.efficient", "menu"),
+        ("B14 H16/16 Q80 K80 D72 causal bias", "torch.cudnn_masked", "menu"),
+        ("B14 H112/16 Q317 K98 D40 mask", "torch.cudnn_masked", "menu"),
+        ("B29 H128/8 Q111 K163 D112 padding", "torch.cudnn_masked", "menu"),
+        ("B25 H8/2 Q3 K2157 D72 causal bias", "torch.cudnn_masked", "profile"),
+        ("B2 H56/8 Q564 K564 D64 mask", "torch.cudnn_masked", "menu"),
         ("B2 H8/8 Q75 K75 D64 causal", "triton.tiled", "menu"),
         ("B4 H2/2 Q145 K145 D128 causal window4096", "triton.tiled", "menu"),
         ("B4 H16/16 Q99 K201 D160", "torch.cudnn", "profile"),
@@ -73,6 +78,28 @@ def test_the_choice_of_gradients_on_an_h100(
     monkeypatch.setattr(select.cost, "knows", lambda op, here: False)
     decision = select.select(backward, args, profile("h100"), select.State({}, False), absent=True)
     assert (decision.implementation.name, decision.source) == (chosen, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("B3 H4/4 Q9535 K9535 D72 causal softcap50", "torch.flex"),
+        ("B8 H2/2 Q10138 K10138 D128 causal range", "torch.flex"),
+        ("B1 H56/8 Q970 K10737 D160 causal", "torch.flex"),
+        ("B7 H2/1 Q999 K999 D256 causal range", "triton.tiled"),
+        ("B2 H4/4 Q1000 K1000 D72 causal softcap50", "triton.tiled"),
+        ("B1 H16/16 Q4096 K4096 D128 causal", "triton.hopper"),
+    ],
+)
+def test_what_was_compiled_before_leads_where_there_is_much_to_skip(
+    name: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flex_variants, "has", lambda *args: True)
+    args = grid.on_meta(OP, registry.evidence(OP).named(name), torch.bfloat16)
+    monkeypatch.setattr(select.cost, "knows", lambda op, here: False)
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
+    decision = select.select(OP, args, profile("h100"), select.State({}, False), absent=True)
+    assert decision.implementation.name == chosen
 
 
 def test_a_device_without_thresholds_keeps_its_order() -> None:

@@ -342,7 +342,7 @@ def test_few_queries_on_a_long_cache_go_by_lists_on_hopper(
 
 @pytest.mark.parametrize(
     ("device", "queries", "first"),
-    [("h100", 2048, "torch.efficient"), ("h100", 300, "triton.tiled"), ("mi300x", 2048, "triton.tiled")],
+    [("h100", 2048, "torch.cudnn_masked"), ("h100", 300, "torch.cudnn_masked"), ("mi300x", 2048, "triton.tiled")],
 )
 def test_the_backward_of_many_masked_queries_is_pytorchs_on_hopper(device: str, queries: int, first: str) -> None:
     q, k, lse = _meta(4, 32, queries, 128), _meta(4, 8, 2048, 128), _meta(4, 32, queries, dtype=torch.float32)

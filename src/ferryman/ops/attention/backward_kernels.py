@@ -14,6 +14,7 @@ from ferryman.ops.attention.tile_kernels import (
     _add_mask,
     _hide_keys,
     _hide_queries,
+    _in_units,
     _kept,
     _key_ranges,
     _load_rows,
@@ -393,6 +394,7 @@ def attention_backward_dq(
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     NUM_XCD: tl.constexpr,
+    UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dQ of one block of queries; also stores delta = rowsum(out * grad_out) - grad_lse for the dK/dV kernel.
@@ -400,6 +402,11 @@ def attention_backward_dq(
     In float32 delta is rowsum(P dP), in a pass of its own: the two sides of dP - delta then share their errors. That of
     the rounded output leaves gradients 2 to 4 times as far off, which only float32 shows.
     """
+    stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = _in_units(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_om = _in_units(stride_ob, stride_oh, stride_om, UNIT)
+    stride_gb, stride_gh, stride_gm = _in_units(stride_gb, stride_gh, stride_gm, UNIT)
     num_tiles = tl.cdiv(num_queries, BLOCK_M)
     tile, head_id = _tile_and_head(num_tiles, batch_heads, heads_together, NUM_XCD)
     if CAUSAL:
@@ -725,9 +732,14 @@ def attention_backward_dkv(
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     NUM_XCD: tl.constexpr,
+    UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dK and dV of one block of keys of one KV head, summed over the heads of its group in order: no atomics."""
+    stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = _in_units(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_gb, stride_gh, stride_gm = _in_units(stride_gb, stride_gh, stride_gm, UNIT)
     kv_heads = num_heads // group
     tile, head_id = _tile_and_head(tl.cdiv(num_keys, BLOCK_N), batch_heads // group, heads_together, NUM_XCD)
     batch = head_id // kv_heads

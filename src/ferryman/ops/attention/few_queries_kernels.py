@@ -18,13 +18,14 @@ import triton.language as tl
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.sinks_kernels import delta_of
-from ferryman.ops.attention.tile_kernels import LOG2E, _hide_queries, _load_rows, _wide
+from ferryman.ops.attention.tile_kernels import LOG2E, _hide_queries, _in_units, _load_rows, _wide
 from ferryman.ops.attention.tiling_kernels import Config, _block_d, _family
 from ferryman.ops.attention.triton_kernels import (
     _num_splits,
     _options,
     _precision,
     _too_wide,
+    _unit,
     _unit_last,
     backward_arguments,
     forms,
@@ -167,10 +168,16 @@ def attention_backward_few(
     HAS_GRAD_LSE: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
+    UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (batch * KV heads, splits). parts (splits, B, H, Sq, D) float32: dQ, before its scale, of a share of keys.
     A tile's rows are (query, head of the group) pairs, query-major."""
+    stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = _in_units(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_om = _in_units(stride_ob, stride_oh, stride_om, UNIT)
+    stride_gb, stride_gh, stride_gm = _in_units(stride_gb, stride_gh, stride_gm, UNIT)
     head_id = tl.program_id(0)
     kv_heads = num_heads // group
     batch = head_id // kv_heads
@@ -373,6 +380,7 @@ def attention_backward(
         WIDE=_too_wide(config.block_n * max(k.stride(2), v.stride(2))),
         FOLD=target.vendor == "amd",
         PRECISION=_precision(q.dtype),
+        UNIT=_unit(q, k, v, out, grad_out),
         **_options(config),
     )
     launch(

@@ -15,6 +15,7 @@ from ferryman.ops.attention.tile_kernels import (
     LOG2E,
     _add_mask,
     _hide_keys,
+    _in_units,
     _kept,
     _key_ranges,
     _load_rows,
@@ -207,12 +208,16 @@ def attention_forward(
     PACK: tl.constexpr,
     SPLIT: tl.constexpr,
     NUM_XCD: tl.constexpr,
+    UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """PACK: a tile's rows are (query, head of the group) pairs, query-major. SPLIT: the keys are divided over grid
     axis 1, and out, lse are float32 partials [split][batch*heads][query], lse in base 2. BOUNDED: there is a key range
     (B, 2), or chunks. HAS_SINKS: a logit (H,) more in each row; with SPLIT it is the merging kernel's. DROPOUT: what
     `_kept` keeps counts ``keep_scale`` times."""
+    stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = _in_units(stride_vb, stride_vh, stride_vn, UNIT)
     rows_in_head = num_queries
     heads_in_grid = num_heads
     if PACK:

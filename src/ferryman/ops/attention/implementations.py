@@ -12,6 +12,7 @@ from ferryman.ops.clauses import (
     View,
     absent,
     at_least,
+    both,
     compiled,
     dtypes,
     either,
@@ -195,12 +196,44 @@ _ODD_ROWS = (
     not_multiple_of("q.shape[-1]", 16),
     threshold("attention.cudnn_decode.elements", "elements of k in the window", ("k.shape", "window"), _seen_elements),
 )
-# A fused kernel of PyTorch's has the mask brought to its own form before, and rows that see nothing cleared after.
-_LITTLE_WORK = (
-    _MASKED,
-    _TILES,
-    threshold("attention.tiled.products", "products (B H Sq Sk D)", ("q.shape", "k.shape"), _products, most=True),
+# PyTorch's fused kernels are given a key range and chunks as a mask, which is made first and hides no tile from them.
+_RANGED = Clause(
+    "a key range or chunks",
+    ("key_range", "chunk"),
+    lambda view: any(view.args[name] is not None for name in ("key_range", "chunk")),
+    bool,
+)
+_SINKS = Clause("sinks", ("sinks",), lambda view: view.args["sinks"] is not None, bool)
+_CAPPED = Clause("a soft cap", ("softcap",), lambda view: view.args["softcap"], lambda cap: cap > 0)
+_PRODUCTS = ("products (B H Sq Sk D)", ("q.shape", "k.shape"), _products)
+_LITTLE = both(
+    threshold("attention.tiled.products", *_PRODUCTS, most=True),
     threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
+)
+# A fused kernel of PyTorch's has a mask brought to its own form before, and rows that see nothing cleared after; sinks
+# are added to its result. FlexAttention makes a list of blocks at each call.
+_LITTLE_WORK = (
+    _TILES,
+    either(
+        _RANGED,
+        either(
+            both(_CAPPED, threshold("attention.flex.products", *_PRODUCTS, most=True)),
+            both(either(_MASKED, _SINKS), _LITTLE),
+        ),
+    ),
+)
+_BEHIND = Clause(
+    "fewer queries than keys where causal, of a head size that Hopper's kernel does not take",
+    ("q.shape", "k.shape", "causal"),
+    lambda view: (*_rows_of(view), view.args["causal"], view.args["q"].shape[3]),
+    lambda m: bool(m[2]) and 1 < m[0] < m[1] and m[3] not in (64, 128),
+)
+# What FlexAttention's list of blocks skips costs PyTorch's other kernels their time, or a mask that says it.
+_MUCH_TO_SKIP = (
+    absent("mask"),
+    _TILES,
+    threshold("attention.flex.products", *_PRODUCTS),
+    either(either(_RANGED, _BEHIND), _CAPPED),
 )
 _MASKED_ROWS = (
     _MASKED,
@@ -322,6 +355,7 @@ IMPLEMENTATIONS = menu(
         name="torch.flex",
         where="flex_kernels:attention",
         when=_FLEX,
+        leads=_MUCH_TO_SKIP,
         prepare="prepare",
         roundings=("p", "o"),
         partial=True,
@@ -334,12 +368,13 @@ IMPLEMENTATIONS = menu(
         when=(*_CUDNN, absent("mask"), *_ALL_KEYS, *_NO_LSE),
         **_ADDED,
     ),
-    # by another name until it has run on a device: rows that see nothing come to cuDNN with a log-sum-exp of +inf
+    # rows that see nothing come to cuDNN with a log-sum-exp of +inf
     Implementation(
         op="attention_backward",
         name="torch.cudnn_masked",
         where=":attention_backward_cudnn",
         when=(*_CUDNN, _MASKED, *_ALL_KEYS, *_NO_LSE),
+        leads=(_TILES,),
         **_ADDED,
     ),
     Implementation(

@@ -26,6 +26,7 @@ from ferryman.ops.attention.tile_kernels import (
     LOG2E,
     _add_mask,
     _hide_keys,
+    _in_units,
     _kept,
     _load_rows,
     _mask_index,
@@ -52,6 +53,7 @@ from ferryman.ops.attention.triton_kernels import (
     _own_splits,
     _score_factors,
     _too_wide,
+    _unit,
     _unit_last,
     blank,
     forms,
@@ -314,6 +316,7 @@ def attention_masked(
     PACK: tl.constexpr,
     SPLIT: tl.constexpr,
     NUM_XCD: tl.constexpr,
+    UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """`attention_forward` over `attention_mask_lists`. SPLIT: each list is divided over grid axis 1.
@@ -321,6 +324,9 @@ def attention_masked(
     ``tables_of_batch`` and ``tables_of_head``: how many lists further the next sequence's and the next head's are
     (with PACK: the next key head's), 0 where they share them.
     """
+    stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = _in_units(stride_vb, stride_vh, stride_vn, UNIT)
     heads_in_grid = num_heads
     rows_in_head = num_queries
     if PACK:
@@ -705,6 +711,7 @@ def _run(
         *_dropping(dropout_p),
         device=device,
         HAS_SINKS=sinks is not None and splits == 1,
+        UNIT=_unit(q, k, v),
         **constexprs,
         **_options(config),
     )

@@ -38,6 +38,17 @@ def _tile_and_head(num_tiles, num_heads, heads_together, NUM_XCD: tl.constexpr):
 
 
 @triton.jit
+def _in_units(first, second, third, UNIT: tl.constexpr):
+    """Three strides that UNIT divides, so that the compiler knows it: of a number that 16 does not divide it assumes 1,
+    and reads rows of 40 or 72 columns an element at a time."""
+    if UNIT > 1:
+        first = first // UNIT * UNIT
+        second = second // UNIT * UNIT
+        third = third // UNIT * UNIT
+    return first, second, third
+
+
+@triton.jit
 def _load_rows(base, stride, rows, limit, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr):
     """A (rows, BLOCK_D) tile; zero beyond HEAD_DIM and, where CHECK, from row ``limit`` on."""
     cols = tl.arange(0, BLOCK_D)

@@ -386,6 +386,7 @@ def _run_forward(
         *_dropping(dropout_p),
         device=device,
         HAS_SINKS=sinks is not None and splits == 1,
+        UNIT=_unit(q, k, v),
         **_forward_constexprs(
             config,
             target,
@@ -484,6 +485,7 @@ def attention_backward(
     dropout_seed = None if dropout_seed is None or not dropout_p else dropout_seed.contiguous()
     bounded, dims = key_range is not None or chunk is not None, (dim, v.shape[3])
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+    unit = _unit(q, k, v, out, grad_out)
     rich = _is_rich(target, mask_kind > 0 or bounded or dropout_p > 0, softcap, window)
     dq, dkv = (_config(target, q.dtype, max(dims), kernel, rich) for kernel in ("dq", "dkv"))
     dkv = _with_dropout(dkv, target, q.dtype, max(dims)) if dropout_p else dkv
@@ -526,6 +528,7 @@ def attention_backward(
         device=device,
         HAS_SINKS=sinks is not None,
         HAS_GRAD_LSE=grad_lse is not None,
+        UNIT=unit,
         **_backward_constexprs(
             dq, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, dropout_p > 0, wide
         ),
@@ -561,6 +564,7 @@ def attention_backward(
         scale,
         *_dropping(dropout_p),
         device=device,
+        UNIT=unit,
         **_backward_constexprs(
             dkv, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, dropout_p > 0, wide
         ),
@@ -582,6 +586,14 @@ def _blocks(dim: int, width: int) -> tuple[int, int]:
     """
     sides = _block_d(dim), _block_d(width)
     return sides if sides == (256, 128) else (max(sides), max(sides))
+
+
+def _unit(*tensors: torch.Tensor) -> int:
+    """How many elements every stride is a multiple of, where Triton, which looks for 16, does not see that rows can be
+    read 16 bytes at a time; else 1."""
+    strides = [step for x in tensors for step in x.stride()[:3]]
+    words = 16 // tensors[0].element_size()
+    return words if any(step % 16 for step in strides) and not any(step % words for step in strides) else 1
 
 
 def _backward_constexprs(

@@ -43,10 +43,10 @@ _HOPPER_EXPERTS = (
 MANY_EXPERTS = 64
 
 
-def _many(rows: str, experts: str, *, many_experts: bool = False) -> Clause:
+def _many(rows: str, experts: str, *, many_experts: bool = False, limit: str = "rows") -> Clause:
     """From so many rows of an expert, on average, CUTLASS's products lead; with fewer the weights bound both, and ours
     writes less. ``rows``: a tensor of as many rows, or of their experts. ``many_experts``: where MANY_EXPERTS and more
-    are, fewer rows do."""
+    are, fewer rows do. ``limit``: the profile's name of the number."""
 
     def mean(view: View) -> float:
         given, count = view.args[rows], len(view.args[experts])
@@ -59,7 +59,7 @@ def _many(rows: str, experts: str, *, many_experts: bool = False) -> Clause:
     if many_experts:
         what = f"rows an expert, of {MANY_EXPERTS} experts and more"
         return threshold("moe.grouped_mm.rows_of_many", what, facts, mean)
-    return threshold("moe.grouped_mm.rows", "rows an expert, on average", facts, mean)
+    return threshold(f"moe.grouped_mm.{limit}", "rows an expert, on average", facts, mean)
 
 
 def _wide() -> Clause:
@@ -78,7 +78,8 @@ _COLUMNS = threshold(
 )
 _LINEAR_LEADS = (either(_many("x", "weight"), _many("x", "weight", many_experts=True)), _COLUMNS)
 _GRADIENT_LEADS = (_many("x", "weight"), _COLUMNS)
-_LEADS = (_many("topk_ids", "down"), _wide())
+_LEADS = (_many("topk_ids", "down", limit="forward_rows"), _wide())
+_LAYER_GRADIENT_LEADS = (_many("topk_ids", "down"), _wide())
 # torch.loop, ahead by up to a tenth for few wide experts, never leads: it waits for the device to read offsets
 
 IMPLEMENTATIONS = menu(
@@ -114,7 +115,7 @@ IMPLEMENTATIONS = menu(
         where=":moe_experts_backward_grouped_mm",
         when=(*_HOPPER_EXPERTS, absent("bias")),
         partial=True,
-        leads=_LEADS,
+        leads=_LAYER_GRADIENT_LEADS,
         roundings=("h", "u", "a", "dh", "dx"),
     ),
     Implementation(op=_GROUPED, name="torch.loop", accumulation="split-k"),
