@@ -16,6 +16,7 @@ _SOURCES = {
     "request": "as requested",
     "lockfile": "measured in this region",
     "menu": "which leads for such calls",
+    select.AUTOGRAD: "PyTorch's own differentiable call, for a gradient of small tensors (thresholds.autograd.bytes)",
     "profile": "by the profile's preference",
 }
 
@@ -42,9 +43,9 @@ class Row:
 class Explanation:
     """The whole menu of an op for one call. Prints as text; ``rows`` and ``to_dict`` are for programs.
 
-    source: what put the order: "request", "lockfile" (this region was measured), "predicted ...", "menu" (a line that
-    leads for such calls) or "profile" (its stated preference); None where the call would raise. case: the call of this
-    region that was measured; "" for none.
+    source: what put the order: "request", "lockfile" (this region was measured), "predicted ...", "autograd" (a
+    gradient is asked for, and the tensors are small), "menu" (a line that leads for such calls) or "profile" (its
+    stated preference); None where the call would raise. case: the call of this region that was measured; "" for none.
     """
 
     op: str

@@ -145,7 +145,8 @@ class Op:
         asked = state.effective()
         device = next(iter(tensors.values())).device
         profile = select.profile_for(device)
-        decision = select.select(op, args, profile, asked)
+        grads = differentiate and torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
+        decision = select.select(op, args, profile, asked, differentiated=grads)
         if device.type == REPLAYED and redirect.current() is None:
             lockfile.tell_untuned(profile)
         line = decision.implementation
@@ -154,19 +155,22 @@ class Op:
         except CompileError as error:
             return self.recover(error, line, args, differentiate)
         target = select.target_of(profile, decision.configuration)
-        grads = differentiate and torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
         if grads:
             self.recipe.check_inputs(args)
         extra: Any = target
-        own = self._own(line, args, profile, asked, bool(grads)) if device.type == REPLAYED else None
+        leads = decision.source == select.AUTOGRAD
+        own = self._own(line, args, profile, asked, grads, leads) if leads or device.type == REPLAYED else None
         if own is not None:
             launch = own
         elif grads:
-            launch, extra = runner_under_autograd(op), self.recipe.plan(launch, target, asked)
+            back = asked
+            if leads and self.recipe.backward is not None:  # who traces counts what PyTorch's own call would be
+                back = state.narrowed(asked, self.recipe.backward.name, line.backend)
+            launch, extra = runner_under_autograd(op), self.recipe.plan(launch, target, back)
         if asked.tracer is not None:
             asked.tracer.record(op.name, line.name, decision.fallback, decision.source)
         else:
-            plans, key = self.plans if differentiate else self.below, self._key(*args, bool(grads))
+            plans, key = self.plans if differentiate else self.below, self._key(*args, grads)
             plan: _Plan = (launch, extra, line)
             if own is None and line.replayable and device.type == REPLAYED and self.guarded:
                 plan = (self.again, _Young(plans, key, launch, extra, line, device), line)
@@ -181,14 +185,22 @@ class Op:
             return self.recover(error, line, args, differentiate)
 
     def _own(
-        self, line: Implementation, args: tuple[Any, ...], profile: Profile, asked: state.State, grads: bool
+        self,
+        line: Implementation,
+        args: tuple[Any, ...],
+        profile: Profile,
+        asked: state.State,
+        grads: bool,
+        leads: bool,
     ) -> Callable[..., Any] | None:
-        """PyTorch's own differentiable call, where it is what would be chosen for both passes, or no gradient is
-        needed: nothing of ours stands around it. Who traces counts the backward's calls, which PyTorch's own are
+        """PyTorch's own differentiable call, where it leads, or is what would be chosen for both passes, or no gradient
+        is needed: nothing of ours stands around it. Who traces counts the backward's calls, which PyTorch's own are
         not."""
-        if line.differentiable is None or self.recipe.backward is None or asked.tracer is not None:
+        if self.recipe.backward is None or asked.tracer is not None:
             return None
-        if not grads:
+        if not select.differentiates(line, select.View.of(self.op, args, profile)):
+            return None
+        if leads or not grads:
             return line.load_differentiable()
         try:
             back = select.select(self.recipe.backward, self.recipe.backward_of(args), profile, asked).implementation

@@ -133,7 +133,8 @@ def _extra_facts(op: Primitive) -> list[str]:
     menu = registry.implementations(op.name)
     expressions = []
     read = {fact for line in menu for fact in line.reads}
-    read |= {fact for line in menu for clause in (*line.when, *line.leads) for fact in clause.facts}
+    clauses = (clause for line in menu for clause in (*line.when, *line.leads, *line.differentiable_when))
+    read |= {fact for clause in clauses for fact in clause.facts}
     for fact in sorted(read):
         aligned = re.fullmatch(r"(\w+)\.aligned", fact)
         if aligned:

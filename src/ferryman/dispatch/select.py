@@ -25,6 +25,8 @@ from ferryman.ops.menu import Implementation, named
 from ferryman.ops.primitive import Primitive
 
 LAST_RESORTS = ("torch", "definition")
+AUTOGRAD = "autograd"  # the source of an order that PyTorch's own differentiable call leads
+AUTOGRAD_BYTES = "autograd.bytes"  # the threshold of a profile up to which it does; without one it never does
 _quarantined: dict[tuple[str, str, Any, str], str] = {}
 _foreseen: dict[tuple[str, str, Any], tuple[Mapping[str, Any], near.Prediction | None, float]] = {}
 _MOST_FORESEEN = 4096
@@ -63,8 +65,9 @@ class Decision:
     """What runs. ``refused`` pairs each preferred implementation that could not serve the call with its reasons.
 
     ``source`` says what put the order: "request", "lockfile" (this region was measured), "predicted ..." (from regions
-    near it, or by the cost model), "menu" (a line that leads for such calls) or "profile". ``seconds``: of
-    implementations, where measured or predicted. ``configuration``: the one that was measured fastest in this region;
+    near it, or by the cost model), "autograd" (small tensors and a gradient, which PyTorch's own differentiable call
+    serves), "menu" (a line that leads for such calls) or "profile". ``seconds``: of implementations, where measured or
+    predicted. ``configuration``: the one that was measured fastest in this region;
     "" is the implementation's own plan.
     """
 
@@ -154,6 +157,23 @@ def leading(names: Sequence[str], menu: Mapping[str, Implementation], view: View
     return [x.name for x in lines if x.leads and all(clause.holds(view) for clause in (*x.leads, *x.when))]
 
 
+def differentiates(line: Implementation, view: View) -> bool:
+    """Whether PyTorch's own differentiable call may stand for a line, by what the menu says of this call."""
+    return line.differentiable is not None and all(clause.holds(view) for clause in line.differentiable_when)
+
+
+def _differentiated(menu: Mapping[str, Implementation], view: View) -> list[str]:
+    """Lines that lead where a gradient is asked for, because the host's time for a Function of ours passes what a
+    kernel can save on tensors of that size. Calls that are sent elsewhere, to a simulator, launch our kernels."""
+    limit = view.thresholds.get(AUTOGRAD_BYTES)
+    if limit is None or redirect.current() is not None:
+        return []
+    if sum(x.numel() * x.element_size() for x in view.args.values() if isinstance(x, torch.Tensor)) > limit:
+        return []
+    serve = [x for x in menu.values() if differentiates(x, view) and all(clause.holds(view) for clause in x.when)]
+    return [line.name for line in serve]
+
+
 def _near(
     op: Primitive, region: str, work: cost.Work, profile: Profile, entries: Mapping[str, Any]
 ) -> near.Prediction | None:
@@ -168,13 +188,19 @@ def _near(
     return None if predicted is None else predicted.carried(scale / there)
 
 
-def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, state: State) -> _Order:
+def _order(
+    op: Primitive, args: Sequence[Any], profile: Profile, region: str, state: State, differentiated: bool = False
+) -> _Order:
     menu = {line.name: line for line in registry.implementations(op.name)}
     allowed = state.allowed(op.name)
     if allowed is not None:
         return _Order(named(tuple(menu.values()), allowed), "request")
     names = preferred(op, profile)
-    first = leading(names, menu, View.of(op, args, profile))
+    view = View.of(op, args, profile)
+    own = _differentiated(menu, view) if differentiated else []
+    if own:
+        return _Order([menu[name] for name in dict.fromkeys([*own, *names])], AUTOGRAD)
+    first = leading(names, menu, view)
     names, source = [*dict.fromkeys([*first, *names])], "menu" if first else "profile"
     seconds: dict[str, float] = {}
     entries = lockfile.entries(op.name, profile)
@@ -264,11 +290,22 @@ def foremost(op: Primitive, profile: Profile) -> Implementation | None:
     return None if line is None or registry.probe(line.backend, profile.vendor) else line
 
 
-def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *, absent: bool = False) -> Decision:
-    """Choose. Raises Unsupported when a request is exhausted, StrictModeError when strict mode forbids the fallback."""
+def select(
+    op: Primitive,
+    args: Sequence[Any],
+    profile: Profile,
+    state: State,
+    *,
+    absent: bool = False,
+    differentiated: bool = False,
+) -> Decision:
+    """Choose. ``differentiated``: autograd is to know the result, so that its way through the host counts.
+
+    Raises Unsupported when a request is exhausted, StrictModeError when strict mode forbids the fallback.
+    """
     view = View.of(op, args, profile)
     region = lockfile.region(op, args)
-    order = _order(op, args, profile, region, state)
+    order = _order(op, args, profile, region, state, differentiated)
     refused: list[tuple[Implementation, tuple[str, ...]]] = []
     passed: list[tuple[Implementation, tuple[str, ...]]] = []
     named_in_full = state.allowed(op.name) or ()
@@ -331,7 +368,8 @@ def explain_rows(
     view = View.of(op, args, profile)
     region = lockfile.region(op, args)
     try:
-        decision: Decision | None = select(op, args, profile, state, absent=absent)
+        grads = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+        decision: Decision | None = select(op, args, profile, state, absent=absent, differentiated=grads)
     except (Unsupported, StrictModeError):
         decision = None
     chosen = None if decision is None else decision.implementation

@@ -69,6 +69,12 @@ def intern(request: Request, strict: bool) -> State:
         return _interned.setdefault(key, State(dict(request), strict))
 
 
+def narrowed(state: State, op: str, backend: str) -> State:
+    """``state``, with a request for one op in addition."""
+    plain = intern({**state.request, op: (backend,)}, state.strict)
+    return plain if state.tracer is None else State(plain.request, plain.strict, state.tracer, plain)
+
+
 def base() -> State:
     """What settings say, where no context manager is in force."""
     from ferryman import settings

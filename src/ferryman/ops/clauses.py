@@ -179,6 +179,10 @@ def absent(arg: str) -> Clause:
     return Clause(f"no {arg}", (arg,), lambda view: view.args[arg] is not None, lambda present: not present)
 
 
+def not_empty(arg: str) -> Clause:
+    return Clause(f"elements in {arg}", (f"{arg}.shape",), lambda view: view.args[arg].numel(), lambda n: n > 0)
+
+
 def feature(name: str) -> Clause:
     """The device's profile lists the feature (``wgmma``, ``mfma``, ``tma`` and so on)."""
     return Clause(

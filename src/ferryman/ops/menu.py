@@ -34,7 +34,10 @@ class Implementation:
     string.
     differentiable: such a function, too, on an accelerator: PyTorch's own call with the op's results, which autograd
     knows. It runs in the place of the launcher where no gradient is needed, and of the launcher and a Function around
-    it where a line of the same backend would be chosen for the backward; it takes the launcher's arguments.
+    it where a line of the same backend would be chosen for the backward; it takes the launcher's arguments. Where a
+    gradient is asked for and the call's tensors are small (the profile's thresholds.autograd.bytes) the line goes
+    before all others, whatever would be chosen for the backward. differentiable_when: calls for which PyTorch's own
+    gradient, too, rounds as the op's does; all must hold.
     ``configurations`` ranks the launcher's configurations for a call: it takes the launcher's arguments and gives their
     names (identifiers) with predicted times in any one unit, the least first, which is what the launcher takes by
     itself. It takes another where ``Target.configuration`` names one. None: it has one for every call.
@@ -60,6 +63,7 @@ class Implementation:
     deterministic: bool | Literal["asked"] = True
     traced: str | None = None
     differentiable: str | None = None
+    differentiable_when: tuple[Clause, ...] = ()
     prepare: str | None = None
     batch_invariant: bool = False
     replayable: bool = False

@@ -1,13 +1,18 @@
-"""Which implementations of `bias_act` exist; none has a condition."""
+"""Which implementations of `bias_act` exist; none has a condition but PyTorch's own differentiable call."""
 
 from __future__ import annotations
 
+from ferryman.ops.clauses import absent, one_of
 from ferryman.ops.menu import Implementation, menu
 
 _OPS = "bias_act bias_act_backward"
+# PyTorch takes the gradients of tanh and sigmoid from a rounded result, rounds between the kernels of relu2, and is
+# wrong at NaN for elu and hardswish.
+_OWN = (absent("bias"), one_of("activation", "gelu", "gelu_tanh", "silu", "relu", "leaky_relu"))
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.bias_act",
-    Implementation(op=_OPS, name="torch"),
+    Implementation(op="bias_act", name="torch", differentiable="bias_act", differentiable_when=_OWN),
+    Implementation(op="bias_act_backward", name="torch"),
     Implementation(op=_OPS, name="triton", batch_invariant=True, replayable=True),
 )

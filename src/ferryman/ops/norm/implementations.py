@@ -13,6 +13,7 @@ from ferryman.ops.clauses import (
     dtypes,
     feature,
     multiple_of,
+    not_empty,
     row_in_registers,
     same_dtype,
     shared_memory,
@@ -20,8 +21,6 @@ from ferryman.ops.clauses import (
 )
 from ferryman.ops.menu import Implementation, menu
 
-_FORWARD = "rms_norm add_rms_norm layer_norm"
-_ALL = f"{_FORWARD} rms_norm_backward add_rms_norm_backward layer_norm_backward"
 WIDE_BYTES = 2**18  # of a row, at most: what `simt_backward_kernels` can hold
 WIDE_SHARED_MEMORY = 232_448  # of a block, at least
 _SIMT = tuple(
@@ -149,11 +148,24 @@ _TRITON = (
 )
 
 # Their residual forms have no C++ yet: Triton's kernels serve both vendors.
-_PLAIN = f"{_ALL} add_layer_norm add_layer_norm_backward"
+_OTHERS = (
+    "add_rms_norm rms_norm_backward add_rms_norm_backward layer_norm_backward add_layer_norm add_layer_norm_backward"
+)
+# PyTorch's gradient of a value that is rounded before the weight is rounded there, too.
+_ONE_ROUNDING = Clause(
+    "no weight, or not cast_before_weight",
+    ("weight", "cast_before_weight"),
+    lambda view: view.args["weight"] is not None and view.args["cast_before_weight"],
+    lambda cast: not cast,
+)
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.norm",
-    Implementation(op=_PLAIN, name="torch"),
+    Implementation(op="layer_norm", name="torch", differentiable="layer_norm", differentiable_when=(not_empty("x"),)),
+    Implementation(
+        op="rms_norm", name="torch", differentiable="rms_norm", differentiable_when=(not_empty("x"), _ONE_ROUNDING)
+    ),
+    Implementation(op=_OTHERS, name="torch"),
     *_TRITON,
     *_SIMT,
     *_BACKWARD,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ferryman.ops.clauses import (
     Clause,
     at_least,
     at_most,
     contiguous,
+    dtypes,
     feature,
     not_multiple_of,
     row_in_registers,
@@ -17,7 +20,8 @@ from ferryman.ops.clauses import (
 )
 from ferryman.ops.menu import Implementation, menu
 
-_ALL = "softmax softmax_backward cross_entropy cross_entropy_backward"
+# of 16-bit tensors PyTorch's gradient rounds products before it sums them
+_OWN = (dtypes("x", torch.float32),)
 _OVER = "cross_entropy_inplace_grad cross_entropy_inplace_grad_backward"
 # A row is spread over a cluster of up to 8 blocks of 1024 threads, each of which keeps 128 bytes. Up to 16384 classes
 # Triton's kernel, too, keeps it in registers and reads it once.
@@ -69,7 +73,8 @@ _TRITON = (
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.softmax",
-    Implementation(op=f"{_ALL} {_OVER}", name="torch"),
+    Implementation(op="softmax", name="torch", differentiable="softmax", differentiable_when=_OWN),
+    Implementation(op=f"softmax_backward cross_entropy cross_entropy_backward {_OVER}", name="torch"),
     *_TRITON,
     Implementation(op="softmax", name="cuda", where="simt_kernels", when=(unit_stride("x"),), replayable=True),
     Implementation(
