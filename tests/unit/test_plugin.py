@@ -14,10 +14,11 @@ import torch
 
 from ferryman import testing
 from ferryman.device_profiles import detect, profile
-from ferryman.dispatch import registry
+from ferryman.dispatch import registry, select, state
 from ferryman.errors import ArgumentError, UnknownName
 from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import prepare
 from ferryman.porting.judging.results import Cell
 from ferryman.testing import assert_parity, unmet
 from tests.lines import serving
@@ -167,13 +168,17 @@ def test_interpreted_triton_is_said_to_be_simulated(pytester: pytest.Pytester, m
         test_triton="""
         def test_it(assert_parity):
             (cell,) = assert_parity("softmax", "triton.rows", "prime", dtype="f32")
-            assert cell.verdict == "SIMULATED"
+            assert (cell.verdict, cell.implementation) == ("SIMULATED", "triton.rows")
+
+        def test_the_backend(assert_parity):
+            by_name = {c.case: c.implementation for c in assert_parity("softmax", "triton", dtype="f32")}
+            assert by_name["prime"] == "triton.rows" and set(by_name.values()) == {"triton.rows", "triton.long"}
     """
     )
     plugins = [] if _installed() else ["-p", "pytest_ferryman"]
     done = pytester.runpytest_subprocess(*plugins, "--ferryman-device", "cpu")
-    done.assert_outcomes(passed=1)
-    done.stdout.fnmatch_lines(["*ferryman: SIMULATED*", "1 test: interpreted: no evidence about a device"])
+    done.assert_outcomes(passed=2)
+    done.stdout.fnmatch_lines(["*ferryman: SIMULATED*", "2 tests: interpreted: no evidence about a device"])
 
 
 def test_a_session_without_it_imports_nothing(pytester: pytest.Pytester) -> None:
@@ -265,6 +270,7 @@ def test_what_a_kernel_declares() -> None:
     [
         (("rms_nrm", my_rms_norm), {}, UnknownName, "unknown op 'rms_nrm'; nearest: rms_norm"),
         (("rms_norm", "trton"), {}, UnknownName, "implementation of rms_norm 'trton'; nearest: triton"),
+        (("attention", "hip"), {}, UnknownName, "implementation of attention 'hip'; "),
         (("rms_norm", 3), {}, ArgumentError, "implementation is int; required: a name or a function"),
         (("rms_norm", "torch"), {"accumulation": "split-k"}, ArgumentError, "its line in the menu declares them"),
         (("rms_norm", my_rms_norm), {"roundings": ("p",)}, UnknownName, "rounding that rms_norm permits 'p'"),
@@ -289,6 +295,20 @@ def test_bad_use_says_what_is_wrong(
 ) -> None:
     with pytest.raises(error, match=re.escape(message)):
         assert_parity(*arguments, **{"device": "cpu", **options})  # type: ignore[arg-type]
+
+
+def test_a_backend_s_name_takes_its_first_line_that_serves() -> None:
+    """As `use` does: each case by the line that dispatch takes, and none where no line of it serves."""
+    op = registry.primitive("attention")
+    for name in ("causal", "bool_mask"):
+        (cell,) = assert_parity("attention", "torch", name, dtype="f32", device="cpu")
+        args = prepare(
+            op, next(c for c in cases_of(op) if c.name == name), torch.float32, torch.device("cpu")
+        ).args.values
+        taken = select.select(op, args, detect("cpu"), state.intern({"attention": ("torch",)}, False))
+        assert (cell.verdict, cell.implementation) == ("PASS", taken.implementation.name)
+    with pytest.raises(testing.NotRun, match="rms_norm by triton on .*: nothing ran"):
+        assert_parity("rms_norm", "triton", "prime", device="cpu")
 
 
 def test_nothing_ran_is_not_a_success() -> None:

@@ -31,7 +31,7 @@ _RIGHT = tuple(c for c in report.columns() if c.startswith(("us", "of")) or c in
 def bench(
     op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
     implementation: Annotated[
-        list[str] | None, typer.Option(help="Only this implementation (triton, cuda, ..). Repeatable.")
+        list[str] | None, typer.Option(help="Only this implementation, or those of this backend. Repeatable.")
     ] = None,
     peers: Annotated[
         str, typer.Option(help="Other libraries to time beside ours: none, all, or names separated by commas.")

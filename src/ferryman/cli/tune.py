@@ -30,7 +30,9 @@ FOLDER = Path(".ferryman")
 
 def tune(
     op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
-    implementation: Annotated[list[str] | None, typer.Option(help="Only this implementation. Repeatable.")] = None,
+    implementation: Annotated[
+        list[str] | None, typer.Option(help="Only this implementation, or those of this backend. Repeatable.")
+    ] = None,
     grid: Annotated[
         str, typer.Option(help="small or full: the shapes that are measured, as in ferryman bench.")
     ] = "small",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,12 +11,13 @@ from torch import Tensor
 
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import Profile, detect, profile
-from ferryman.dispatch import registry
+from ferryman.dispatch import registry, select
 from ferryman.errors import ArgumentError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive, TensorSpec
 from ferryman.porting.inputs.cases import TIERS, arguments, cases_of, forward_of
 from ferryman.porting.judging.parity import SEED, check_cell, prepare
+from ferryman.porting.judging.prepared import Prepared
 from ferryman.porting.judging.results import Cell
 from ferryman.porting.kernel import adapter as kernel_adapter
 from ferryman.porting.running.cells import dtypes_of
@@ -49,15 +49,17 @@ def assert_parity(
 ) -> list[Cell]:
     """Check an implementation of an op through every gate of `ferryman check`; AssertionError says what is wrong.
 
-    op: a name, or `ferryman.ops.rms_norm`. implementation: a name from the op's menu, or a function that is called as
-    the op is (docs/testing.md), with what it declares in accumulation, roundings and deterministic. case: a `Case`, the
-    name of one of the op's, a dict of arguments (tensors, `TensorSpec`s and scalars), or every small case. dtype: one
-    or several; by default those of the given tensors, else float32, float16 and bfloat16. device: the accelerator, else
-    the CPU. Returns the cells. Raises NotRun where nothing could run here, UnknownName and ArgumentError for bad use.
+    op: a name, or `ferryman.ops.rms_norm`. implementation: a name from the op's menu; a backend's name, which asks for
+    the first of its lines, in the menu's order, that serves the case, as `ferryman.use` does; or a function that is
+    called as the op is (docs/testing.md), with what it declares in accumulation, roundings and deterministic. case: a
+    `Case`, the name of one of the op's, a dict of arguments (tensors, `TensorSpec`s and scalars), or every small case.
+    dtype: one or several; by default those of the given tensors, else float32, float16 and bfloat16. device: the
+    accelerator, else the CPU. Returns the cells. Raises NotRun where nothing could run here, UnknownName and
+    ArgumentError for bad use.
     """
     __tracebackhide__ = True
     primitive = registry.primitive(op)
-    line, adapter = _subject(primitive, implementation, accumulation, tuple(roundings), deterministic)
+    lines, adapter = _subject(primitive, implementation, accumulation, tuple(roundings), deterministic)
     place = default_device(None if device is None else str(device))
     here = detect(place)
     cells = []
@@ -67,13 +69,25 @@ def assert_parity(
                 primitive.check(*arguments(each, primitive, one, seed, place).values)
             prepared = prepare(primitive, each, one, place, seed)
             if adapter is None:
-                simulate = profile(SIMULATED) if place.type == "cpu" and interpreting() else None
-                judge = functools.partial(check_cell, primitive, line, each, one, place, here, prepared=prepared)
-                cells.append(judge(simulate=simulate, ahead=True))
+                cells.append(_first(lines, prepared, here))
             else:
-                cells.append(kernel_adapter.check(adapter, line, prepared))
-    _judge(primitive, line, here, cells)
+                cells.append(kernel_adapter.check(adapter, lines[0], prepared))
+    _judge(primitive, implementation if isinstance(implementation, str) else lines[0].name, here, cells)
     return cells
+
+
+def _first(lines: Sequence[Implementation], prepared: Prepared, here: Profile) -> Cell:
+    """The cell of the first line that serves the case. Where none does: a refusal that is this machine's, else the
+    first line's."""
+    op, case, dtype, place = prepared.primitive, prepared.case, prepared.dtype, prepared.device
+    simulate = profile(SIMULATED) if place.type == "cpu" and interpreting() else None
+    view = select.View.of(op, prepared.args.values, here)
+    serving = [line for line in lines if not select.refusals(line, view, here)][:1]
+    cells = [
+        check_cell(op, line, case, dtype, place, here, prepared=prepared, simulate=simulate, ahead=True)
+        for line in serving or lines
+    ]
+    return next((cell for cell in cells if cell.verdict != "UNIMPLEMENTED"), cells[0])
 
 
 def _subject(
@@ -82,7 +96,7 @@ def _subject(
     accumulation: str,
     roundings: tuple[str, ...],
     deterministic: bool,
-) -> tuple[Implementation, kernel_adapter.Adapter | None]:
+) -> tuple[tuple[Implementation, ...], kernel_adapter.Adapter | None]:
     if isinstance(implementation, str):
         if (accumulation, roundings, deterministic) != ("fp32", (), True):
             raise ArgumentError(
@@ -91,12 +105,16 @@ def _subject(
                 "given",
                 f"none beside {implementation!r}: its line in the menu declares them",
             )
-        return registry.implementation(op.name, implementation), None
+        lines = registry.asked(op.name, (implementation,))
+        if not lines:
+            known = {name for line in registry.implementations(op.name) for name in (line.name, line.backend)}
+            raise UnknownName(f"implementation of {op.name}", implementation, sorted(known))
+        return lines, None
     if not callable(implementation):
         raise ArgumentError("assert_parity", "implementation", type(implementation).__name__, "a name or a function")
     name = getattr(implementation, "__name__", type(implementation).__name__)
     line = kernel_adapter.declared(op, name, accumulation, roundings, deterministic)
-    return line, kernel_adapter.Adapter(implementation, op, name)
+    return (line,), kernel_adapter.Adapter(implementation, op, name)
 
 
 def _cases(op: Primitive, case: CaseLike) -> list[Case]:
@@ -143,12 +161,12 @@ def _dtypes(case: Case, dtype: Any) -> tuple[torch.dtype, ...]:
     return dtypes_of([dtype] if isinstance(dtype, (str, torch.dtype)) else dtype)
 
 
-def _judge(op: Primitive, line: Implementation, here: Profile, cells: Sequence[Cell]) -> None:
+def _judge(op: Primitive, by: str, here: Profile, cells: Sequence[Cell]) -> None:
     __tracebackhide__ = True
     counts = Counter(c.verdict for c in cells)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     wrong = [c for c in cells if c.verdict in _WRONG]
-    head = f"{op.name} by {line.name} on {here.title}"
+    head = f"{op.name} by {by} on {here.title}"
     if wrong:
         shown = "\n".join(_described(c) for c in wrong[:_SHOWN])
         more = f"\nand {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
