@@ -10,6 +10,7 @@ import ast
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import shlex
@@ -38,6 +39,7 @@ _DEFAULTS = {
     "bfloat16": "rtol=1.6e-2, atol=1e-5",
 }
 Fate = Literal["caught", "survived", "raised"]
+_FATES = ("caught", "survived", "raised")
 
 
 class TestsError(FerrymanError, RuntimeError):
@@ -67,7 +69,8 @@ class Survivor:
 
 @dataclass
 class Outcome:
-    """What ``ferryman mutate --json`` prints. equal: survivors that no replayed input tells from the original."""
+    """What ``ferryman mutate --json`` prints. equal: survivors that no replayed input tells from the original.
+    mutants: each that was run, with its fate."""
 
     target: str
     test: str
@@ -80,7 +83,7 @@ class Outcome:
     equal: int = 0
     seconds: float = 0.0
     by_operator: dict[str, dict[str, int]] = field(default_factory=dict)
-    raised_by: list[str] = field(default_factory=list)
+    mutants: list[dict[str, Any]] = field(default_factory=list)
     survivors: list[Survivor] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
@@ -229,11 +232,17 @@ def _tests(junit: Path) -> dict[str, str]:
     return outcomes
 
 
-def _baseline(tests: _Tests) -> tuple[float, _Run]:
-    """Two runs as the file is. Raises TestsError where they fail, differ, or never load it."""
-    first = tests.run(None, None)
-    second = tests.run(None, None, record=True)
-    bad = [{n for n, fate in r.tests.items() if fate not in ("passed", "skipped")} for r in (first, second)]
+def _failed(run: _Run) -> set[str]:
+    return {name for name, fate in run.tests.items() if fate not in ("passed", "skipped")}
+
+
+def _baseline(tests: _Tests, limit: float | None) -> tuple[float, _Run]:
+    """Two runs as the file is. Raises TestsError where they fail, differ, take too long, or never load it."""
+    first = tests.run(None, limit)
+    second = first if first.code is None else tests.run(None, limit, record=True)
+    if second.code is None:
+        raise TestsError(f"the tests take more than {limit:g} s without any edit: give them a longer --limit")
+    bad = [_failed(first), _failed(second)]
     flaky = sorted(bad[0] ^ bad[1])
     if flaky or (first.code == 0) != (second.code == 0):
         names = ", ".join(flaky) or "the command's exit code"
@@ -253,6 +262,14 @@ def _baseline(tests: _Tests) -> tuple[float, _Run]:
             "that they import (an installed copy, perhaps)"
         )
     return max(first.seconds, second.seconds), second
+
+
+def _must_still_pass(run: _Run) -> None:
+    """A test that fails at the end without a bug has perhaps failed with one for the same reason. Raises TestsError."""
+    if run.code != 0:
+        names = ", ".join(sorted(_failed(run))) or ("the time limit" if run.code is None else f"exit code {run.code}")
+        reason = f"{names} passed twice at the beginning and failed at the end. What it caught may be no catch"
+        raise TestsError(f"flaky without any edit: {reason}, and there is no score. Mend or deselect these tests first")
 
 
 def _fate(run: _Run) -> Fate:
@@ -278,33 +295,32 @@ def mutate(
 ) -> Outcome:
     """Run the tests on ``sample`` mutants of a kernel (None: on all).
 
-    kernel: ``file.py:function``, a jitted function or a launcher of some. command: what runs the tests. limit:
-    seconds a
-    run; None: ten times what the tests take, at least 30. interpret: run them with TRITON_INTERPRET=1. Raises
-    TestsError
-    where the tests fail or are flaky without any edit.
+    kernel: ``file.py:function``, a jitted function or a launcher of some. command: what runs the tests. limit: seconds
+    a run; None: ten times what the tests take, at least 30. interpret: run them with TRITON_INTERPRET=1. Raises
+    TestsError where the tests fail or are flaky without any edit.
     """
     began, target = time.monotonic(), target_of(kernel)
     if not shlex.split(command):
         raise ArgumentError("mutate", "--test", repr(command), "a command, as in 'pytest tests/test_mine.py'")
     if sample is not None and sample < 1:
         raise ArgumentError("mutate", "--sample", sample, "1 or more")
+    if limit is not None and not 0 < limit < math.inf:
+        raise ArgumentError("mutate", "--limit", limit, "seconds above 0")
     possible, kernels = edits_of(target)
     chosen = spread(possible, len(possible) if sample is None else sample, seed)
     outcome = Outcome(kernel, command, seed, len(possible))
     text = target.file.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="ferryman-mutate-") as name:
         tests = _Tests(target, command, Path(name), interpret, kernels)
-        seconds, plain = _baseline(tests)
+        seconds, plain = _baseline(tests, limit)
+        longest = limit or max(30.0, 10 * seconds)
         for number, edit in enumerate(chosen):
-            run = tests.run(edit, limit or max(30.0, 10 * seconds))
-            fate = _fate(run)
-            outcome.ran += 1
+            run = tests.run(edit, longest)
+            fate, outcome.ran = _fate(run), outcome.ran + 1
             setattr(outcome, fate, getattr(outcome, fate) + 1)
-            counts = outcome.by_operator.setdefault(edit.operator, {"caught": 0, "survived": 0, "raised": 0})
-            counts[fate] += 1
-            if fate == "raised":
-                outcome.raised_by.append(f"{edit.operator}, line {edit.line}: {edit.note}")
+            outcome.by_operator.setdefault(edit.operator, dict.fromkeys(_FATES, 0))[fate] += 1
+            row = {"operator": edit.operator, "function": edit.function, "line": edit.line, "change": edit.note}
+            outcome.mutants.append({**row, "fate": fate})
             if fate == "survived":
                 survivor = Survivor(edit.operator, edit.function, edit.line, edit.diff(text))
                 answer = _revealed(tests, edit)
@@ -314,6 +330,7 @@ def mutate(
                 outcome.survivors.append(survivor)
             if progress is not None:
                 progress(number + 1, len(chosen), f"{outcome.caught} caught, {outcome.survived} survive")
+        _must_still_pass(tests.run(None, longest))
     outcome.seconds = round(time.monotonic() - began, 1)
     return outcome
 
