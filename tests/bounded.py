@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.inputs.cases import double
-from ferryman.porting.judging import metrics
+from ferryman.porting.inputs.cases import as_tuple, double, forward_of
+from ferryman.porting.inputs.fills import SUBNORMAL
+from ferryman.porting.judging import gates, metrics
+from ferryman.porting.judging.metrics import UNIT
 
+U32 = UNIT[torch.float32]
 # unit roundoff of a storage dtype -> its smallest number; a rounding near 0 is half of it off
-_SMALLEST = {metrics.UNIT[dtype]: metrics.SUBNORMAL[dtype] for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+_SMALLEST = {UNIT[dtype]: SUBNORMAL[dtype] for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 _FLOAT32 = Implementation(op="any", name="any")
+_IN_TURN, _LEAST_SHARE = 64, 1 / 12
 
 
-def ratio(got: Tensor, exact: Tensor, terms: Mapping[str, Tensor], unit: float, accumulate: float = 2.0**-24) -> float:
+def ratio(got: Tensor, exact: Tensor, terms: Mapping[str, Tensor], unit: float, accumulate: float = U32) -> float:
     """The largest error of one result in bounds: of ``terms``, with the units of the storage dtype and the sums."""
     smallest = _SMALLEST.get(unit, 0.0)
     room = accumulate * terms["accumulate"] + unit * (exact.abs() + terms.get("storage", 0.0))
@@ -43,11 +49,55 @@ def judged(
     line: Implementation = _FLOAT32,
 ) -> tuple[Sequence[Tensor], list[Tensor]]:
     """A call's results by the definition in float64, and how far off results of these dtypes may be."""
-    wide = double(tuple(args))
-    exact = op.body(*wide)
-    exact = exact if isinstance(exact, tuple) else (exact,)
-    declared = metrics.Declared(line.accumulation, frozenset(line.roundings))
-    bounds = metrics.bounds(
-        op.limits.bound(wide, exact), exact, list(dtypes), declared, storage, saved_exact=False, shown=False
-    )
+    exact, bounds = _bounds(op, args, dtypes, storage, line, 1.0)
     return exact, [b.total for b in bounds]
+
+
+def _bounds(
+    op: Primitive,
+    args: Sequence[Any],
+    dtypes: Sequence[torch.dtype],
+    storage: torch.dtype,
+    line: Implementation,
+    share: float,
+) -> tuple[tuple[Tensor, ...], tuple[metrics.Bound, ...]]:
+    wide = double(tuple(args))
+    exact = as_tuple(op.body(*wide))
+    terms = [
+        {name: term * share if name == "accumulate" else term for name, term in given.items()}
+        for given in metrics.terms_of(op, wide, exact)
+    ]
+    declared = metrics.Declared(line.accumulation, frozenset(line.roundings))
+    saved = forward_of(op) is not None
+    return exact, metrics.bounds(terms, exact, list(dtypes), declared, storage, saved_exact=saved, shown=False)
+
+
+def must_be_right(op: str, args: Sequence[Any], got: Sequence[Tensor], *, exact: bool = False) -> None:
+    """Asserts what the parity check's G0 to G3 ask of a C++ kernel's results, here of arguments that are no case.
+
+    A bound is derived for terms that are added in turn. Threads add few in turn and then in a tree: their sums may use
+    a share of it. An ``add_...`` op returns the sum that it goes on with: that must be the exact one, rounded, and the
+    rest is judged as what the op without it makes of that sum. ``exact``: the results must be the definition's, bit for
+    bit.
+    """
+    args = tuple(args)
+    if op == "add_rms_norm":
+        total = got[1]
+        assert torch.equal(total, (args[0].double() + args[1].double()).to(total.dtype)), "the sum is not exact"
+        op, args, got = "rms_norm", (total, *args[2:]), got[:1]
+    primitive = registry.primitive(op)
+    terms = max(primitive.limits.reduction(*args), 1) if primitive.limits.reduction else 1
+    share = min(max(math.sqrt(_IN_TURN / terms), _LEAST_SHARE), 1.0)
+    storage = args[0].dtype
+    wanted, bounds = _bounds(primitive, args, [t.dtype for t in got], storage, _FLOAT32, share)
+    low = as_tuple(primitive.body(*args))
+    fault = gates.structure(primitive.outputs, tuple(got), as_tuple(primitive.meta(*args)))
+    assert fault is None, fault
+    for name, one, right, bound, rounded in zip(primitive.outputs, got, wanted, bounds, low, strict=True):
+        judgement = gates.Judgement.of(name, one, right, bound)
+        assert metrics.usable(bound.total, judgement.judged), gates.UNUSABLE
+        wrong = judgement.wrong
+        assert wrong is None, f"{gates.element(wrong)}; {int(judgement.outside().sum())} of {one.numel()} are wrong"
+        assert not exact or not bool(gates.differing(one, right).any()), f"{name} must be exact"
+        noise = metrics.noise(one, rounded, right, bound, judgement.judged)
+        assert noise is None or noise.low <= 0, f"the errors of {name} are {noise.ratio} times what G3 allows"

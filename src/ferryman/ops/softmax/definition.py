@@ -32,9 +32,9 @@ def _softmax_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, 
 
 def _softmax_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
     grad, y = args
-    inner = (grad * y).abs().sum(-1, keepdim=True)
-    terms = y * (inner * (6 * math.sqrt(max(y.shape[-1], 1)) + 4) + 4 * grad.abs())
-    return ({"accumulate": terms, "storage": y * (grad.abs() + 2 * inner)},)
+    inner, p = (grad * y).abs().sum(-1, keepdim=True), y.abs()
+    terms = p * (inner * (6 * math.sqrt(max(y.shape[-1], 1)) + 4) + 4 * grad.abs())
+    return ({"accumulate": terms, "storage": p * (grad.abs() + 2 * inner)},)
 
 
 def _check_softmax(op: str, **tensors: Tensor) -> None:
