@@ -17,7 +17,7 @@ from ferryman.porting.inputs.fills import SUBNORMAL
 from ferryman.porting.judging import gates, metrics
 from ferryman.porting.judging.metrics import UNIT
 
-U32 = UNIT[torch.float32]
+U32, U64 = UNIT[torch.float32], UNIT[torch.float64]
 # unit roundoff of a storage dtype -> its smallest number; a rounding near 0 is half of it off
 _SMALLEST = {UNIT[dtype]: SUBNORMAL[dtype] for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 _FLOAT32 = Implementation(op="any", name="any")
@@ -32,11 +32,17 @@ def ratio(got: Tensor, exact: Tensor, terms: Mapping[str, Tensor], unit: float, 
     return float(((got.double() - exact).abs() / (room + 1e-300)).max())
 
 
+def beyond(got: Tensor, exact: Tensor, terms: Mapping[str, Tensor], unit: float = U64) -> float:
+    """The largest error in bounds, where sums and results have one unit roundoff."""
+    return float(((got - exact).abs() / (unit * (terms["accumulate"] + exact.abs()) + 2.0**-1000)).max())
+
+
 def off(
     op: Primitive, args: Sequence[Any], got: Sequence[Tensor], storage: torch.dtype, line: Implementation = _FLOAT32
 ) -> float:
     """The largest error of a call's results in bounds, against the definition in float64, as a line declares itself."""
     exact, rooms = judged(op, args, [t.dtype for t in got], storage, line)
+    assert [g.shape for g in got] == [e.shape for e in exact]
     errors = [(g.double() - e).abs() / room for g, e, room in zip(got, exact, rooms, strict=True)]
     return max(float(e.max()) for e in errors if e.numel())
 

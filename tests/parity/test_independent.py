@@ -26,11 +26,11 @@ from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs import fuzz
 from ferryman.porting.inputs.cases import arguments, as_tuple, double, forward_of, output_gradients
 from ferryman.porting.mutate import rewrites, rules
+from tests.bounded import U64
 from tests.independent import Source
 
 FOLDERS = Path(__file__).parents[1] / "ops"
 MODULES = sorted(FOLDERS.glob("*/independent.py"))
-UNIT = 2.0**-53
 FACTOR = 64  # of what the op's own error terms allow: another order, other formulas
 SMALLEST = 1e-290  # products underflow
 WITHOUT_DERIVATIVE = ("nonfinite", "infinite_logits")
@@ -150,7 +150,7 @@ def rooms(op: Primitive, args: tuple[Any, ...], exact: tuple[Tensor, ...]) -> tu
             continue
         largest = max(float(t.abs().nan_to_num(0.0, posinf=0.0).max()) for t in (value, *cotangents) if t.numel())
         error = own["accumulate"].nan_to_num(0.0, posinf=0.0) + summed * largest
-        allowed.append(FACTOR * UNIT * error.expand(value.shape) + SMALLEST)
+        allowed.append(FACTOR * U64 * error.expand(value.shape) + SMALLEST)
     return tuple(allowed)
 
 

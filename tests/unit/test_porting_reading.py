@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ferryman.porting.judging import metrics
 from ferryman.porting.judging.reading import Evidence, read
 
 ROWS, COLS = 12, 256
-UNIT = 2.0**-8
+UNIT = metrics.UNIT[torch.bfloat16]
 
 
 def exact(*shape: int) -> Tensor:

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 import ferryman
 from ferryman.dispatch import registry
+from ferryman.ops.primitive import STORAGE_DTYPES
+from ferryman.porting.judging.metrics import UNIT
 from ferryman.porting.model import routines
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.routines import served_routine
-from tests.bounded import ratio
+from tests.bounded import U32, ratio
 from tests.unit.lookalikes import Specimen, load
 
 CONV, SCAN = registry.primitive("causal_conv1d"), registry.primitive("ssd_scan")
-UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 # In nobody's library: other names, another order of options, written otherwise.
 WHOLE = """
@@ -150,7 +151,7 @@ def test_look_alikes_are_not(fault: str, tmp_path: Path) -> None:
     assert served_routine(function) is None
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("active", [None, "silu"])
 def test_a_convolution_is_within_the_bound_of_the_functions_exact_result(
     dtype: torch.dtype, active: str | None, tmp_path: Path
@@ -163,7 +164,7 @@ def test_a_convolution_is_within_the_bound_of_the_functions_exact_result(
     (terms, _) = CONV.limits.bound((wide, taps, shift, None, active), (exact, wide[..., -3:]))
     output, calls = made_by(lambda: served.replacement(x, weight, active, bias))
     assert calls == {"causal_conv1d torch": 1} and output.dtype == dtype
-    assert ratio(output, exact, terms, UNITS[dtype]) <= 1
+    assert ratio(output, exact, terms, UNIT[dtype]) <= 1
     by_name, _ = made_by(lambda: served.replacement(shift=bias, signal=x, taps=weight, active=active))
     assert torch.equal(by_name, output)
 
@@ -200,7 +201,7 @@ def test_a_convolution_learns(tmp_path: Path) -> None:
         function(exact[0], exact[1], "silu", exact[2]).sum().backward()
     for a, b in zip(ours, exact, strict=True):  # sums of 22 products of a few roundings each
         assert a.grad is not None and b.grad is not None
-        assert float((a.grad - b.grad).abs().max() / b.grad.abs().max()) <= 64 * 2.0**-24
+        assert float((a.grad - b.grad).abs().max() / b.grad.abs().max()) <= 64 * U32
 
 
 def test_a_state_is_renewed_as_the_function_renews_it(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_a_state_is_renewed_as_the_function_renews_it(tmp_path: Path) -> None:
             output, calls = made_by(lambda x=x: served.replacement(x, state, weight, bias))  # type: ignore[misc]
             function(x, other, weight, bias)
         assert calls == {"causal_conv1d torch": 1}
-        assert ratio(output, exact, terms, 2.0**-24) <= 1 and torch.equal(state, other)
+        assert ratio(output, exact, terms, U32) <= 1 and torch.equal(state, other)
 
 
 def scanned(length: int, dtype: torch.dtype) -> list[Tensor]:
@@ -235,7 +236,7 @@ def scanned(length: int, dtype: torch.dtype) -> list[Tensor]:
     return [x.to(dtype), dt.to(dtype), -a.abs() - 0.1, b.to(dtype), c.to(dtype), d, state, bias.to(dtype)]
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 def test_a_scan_is_within_the_bound_of_the_functions_exact_result(dtype: torch.dtype, tmp_path: Path) -> None:
     function = written(RECURRENT, tmp_path)
     served = served_routine(function)
@@ -246,12 +247,12 @@ def test_a_scan_is_within_the_bound_of_the_functions_exact_result(dtype: torch.d
     terms, ends = SCAN.limits.bound((x, dt, a, b, c, d, bias, state, True, False, None, None), (exact, last))
     (output, final), calls = made_by(lambda: served.replacement(*given, True))
     assert calls == {"ssd_scan torch": 1} and output.dtype == dtype
-    assert ratio(output, exact, terms, UNITS[dtype]) <= 1 and ratio(final, last, ends, 2.0**-24) <= 1
+    assert ratio(output, exact, terms, UNIT[dtype]) <= 1 and ratio(final, last, ends, U32) <= 1
     alone, calls = made_by(lambda: served.replacement(*given))
     assert calls == {"ssd_scan torch": 1} and torch.equal(alone, output)
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 def test_a_scan_that_must_learn_is_served_with_its_gradients(dtype: torch.dtype, tmp_path: Path) -> None:
     """Each gradient is within the backward's bound of the exact one, for the rounded cotangent that it is given."""
     function = written(RECURRENT, tmp_path)
@@ -267,7 +268,7 @@ def test_a_scan_that_must_learn_is_served_with_its_gradients(dtype: torch.dtype,
     exact = backward.body(*args)
     order = (0, 1, 2, 3, 4, 5, 7, 6)
     for place, (want, terms) in zip(order, zip(exact, backward.limits.bound(args, exact), strict=True), strict=True):
-        assert ratio(slopes[place], want, terms, UNITS[slopes[place].dtype]) <= 1, place
+        assert ratio(slopes[place], want, terms, UNIT[slopes[place].dtype]) <= 1, place
 
 
 def test_a_weight_that_may_be_left_out_is_not_read(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_only_known_decorators_are_looked_into(tmp_path: Path) -> None:
     assert calls == {"causal_conv1d torch": 1}
     twice, calls = made_by(lambda: served.replacement(x, weight, louder=True))  # the decorator acts on it
     assert calls == {} and torch.equal(twice, 2 * function(x, weight))
-    assert float((plain - function(x, weight)).abs().max()) <= 8 * 2.0**-24 * float(plain.abs().max())
+    assert float((plain - function(x, weight)).abs().max()) <= 8 * U32 * float(plain.abs().max())
 
 
 # Modules that pad on both sides, and whose result is cut ----------------------------------------------------
@@ -343,7 +344,7 @@ def test_a_cut_convolution_is_served(cut: str, bias: bool, tmp_path: Path) -> No
     output, calls = made_by(lambda: module(x))
     assert calls.pop("causal_conv1d torch") == 1
     # sums of 5 terms of at most 3 roundings, then tanh, whose slope is at most 1
-    assert float((output - wanted).abs().max()) <= 32 * 2.0**-24 * float(wanted.abs().max())
+    assert float((output - wanted).abs().max()) <= 32 * U32 * float(wanted.abs().max())
     after = torch.autograd.grad(output.square().sum(), list(module.parameters()))
     for a, b in zip(after, before, strict=True):
         assert float((a - b).norm()) <= 2.0**-16 * float(b.norm())

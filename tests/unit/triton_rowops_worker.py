@@ -18,6 +18,8 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry, select
+from ferryman.porting.inputs import fills
+from ferryman.porting.judging import metrics
 from ferryman.porting.judging.hygiene import bitwise_equal
 
 FAMILIES = {
@@ -37,8 +39,8 @@ FAMILIES = {
 # A block of 256 threads holds rows of 4096 (float32) or 8192 elements, so that a small test reaches the longer ones.
 CPU = Target("cpu", "cpu", 1, 1 << 20, 256, 4, 1 << 20)
 LARGE = dataclasses.replace(CPU, max_threads=1024)
-UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float64: 0.0}
-SUBNORMAL = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133, torch.float64: 0.0}
+UNIT = {**metrics.UNIT, torch.float64: 0.0}  # a result in float64 is judged by its sums alone
+SUBNORMAL = {**fills.SUBNORMAL, torch.float64: 0.0}
 
 
 def fill(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> Tensor:
@@ -286,7 +288,7 @@ def worst_ratio(
         if not torch.equal(y[~ordinary].nan_to_num(7.0), rounded[~ordinary].nan_to_num(7.0)):
             return float("inf")  # NaN became 7, infinities the largest numbers
         bound = UNIT[y.dtype] * reference.abs() + SUBNORMAL[y.dtype]
-        bound = bound + term.get("accumulate", 0.0) * 2.0**-24 + term.get("absolute", 0.0)
+        bound = bound + term.get("accumulate", 0.0) * UNIT[torch.float32] + term.get("absolute", 0.0)
         bound = bound + term.get("storage", 0.0) * UNIT[storage]
         ratio = ((y.double() - reference).abs() / bound)[ordinary].nan_to_num(torch.inf)
         if ratio.numel():

@@ -15,11 +15,11 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
 from ferryman.ops.attention.definition import attention_backward as backward
+from tests.bounded import U32
 from tests.ops.attention.attention_lines import attention_backward
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
-U32 = 2.0**-24
 FUSED = ["attention_backward_rows", "attention_backward_dkv_hopper", "attention_backward_cast"]
 APART = ["attention_backward_rows", "attention_backward_dkv_hopper", "attention_backward_dq_hopper"]
 SUM = "attention_backward_sum"

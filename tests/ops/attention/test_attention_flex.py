@@ -22,6 +22,7 @@ from ferryman.ops.attention import flex_kernels, flex_variants
 from ferryman.ops.attention.sinks_kernels import with_sinks
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.testing import assert_parity
+from tests.bounded import U32
 
 OP = registry.primitive("attention")
 LINE = registry.implementation("attention", "torch.flex")
@@ -155,7 +156,7 @@ def _within_bound(args: tuple[Any, ...], out: Tensor) -> None:
     wide = tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args)
     exact = OP.body(*wide)
     bound = OP.limits.bound(wide, exact)[0]
-    limit = 2.0**-24 * bound["accumulate"] + bound["absolute"]
+    limit = U32 * bound["accumulate"] + bound["absolute"]
     assert bool(((out.double() - exact[0]).abs() <= limit).all())
 
 

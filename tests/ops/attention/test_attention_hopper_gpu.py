@@ -12,11 +12,11 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
+from tests.bounded import U32
 from tests.ops.attention.attention_lines import attention
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
-U32 = 2.0**-24
 
 
 @pytest.fixture

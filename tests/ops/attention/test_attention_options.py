@@ -19,6 +19,7 @@ from ferryman import ops
 from ferryman.dispatch import lockfile, lockfile_migrate, registry
 from ferryman.ops.evidence import Sampler
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.bounded import U32
 from tests.ops.attention import independent
 
 OP = registry.primitive("attention")
@@ -49,7 +50,7 @@ def test_a_range_is_the_sequence_alone() -> None:
         own = (q[b : b + 1], k[b : b + 1, :, first:end], v[b : b + 1, :, first:end])
         alone = OP.body(*(x.double() for x in own), True, None, None, 0.0, None)
         worst = float((whole[b].double() - alone[0][0]).abs().max())
-        assert worst <= 2.0**-24 * 6 * (6 * math.sqrt(32) + 64), worst
+        assert worst <= U32 * 6 * (6 * math.sqrt(32) + 64), worst
 
 
 def test_a_sink_learns_as_a_column_of_the_softmax_does() -> None:
@@ -74,8 +75,8 @@ def test_a_sink_learns_as_a_column_of_the_softmax_does() -> None:
     terms = BACKWARD.limits.bound(full_args, BACKWARD.body(*full_args))
     for got, want, term in zip(gradients, wanted, terms, strict=False):
         # the backward's own bound, and what the saved output's and log-sum-exp's float32 roundings move
-        room = 2.0**-24 * (2 * term["accumulate"] + want.abs() + 8 * term["storage"] if "storage" in term else 0.0)
-        room = room if isinstance(room, Tensor) else 2.0**-24 * (2 * term["accumulate"] + want.abs())
+        room = U32 * (2 * term["accumulate"] + want.abs() + 8 * term["storage"] if "storage" in term else 0.0)
+        room = room if isinstance(room, Tensor) else U32 * (2 * term["accumulate"] + want.abs())
         assert bool(((got.double() - want).abs() <= room + 1e-12).all())
 
 
@@ -87,7 +88,7 @@ def test_a_bias_learns_by_the_composed_line_and_tritons_own() -> None:
     assert ("attention_backward", "torch.composed") in traced.calls and bias.grad is not None
     wide = [x.detach().double().requires_grad_() for x in (q, bias)]
     (torch.softmax(wide[0] @ wide[0].mT / 4 + wide[1], -1) @ wide[0]).sum().backward()
-    assert float((bias.grad.double() - wide[1].grad).abs().max()) < 2.0**-24 * 6 * 6 * 16  # type: ignore[operator]
+    assert float((bias.grad.double() - wide[1].grad).abs().max()) < U32 * 6 * 6 * 16  # type: ignore[operator]
     out, lse = ops.attention(q.detach(), q.detach(), q.detach(), mask=bias.detach(), return_lse=True)
     args = (torch.ones_like(out), None, *[q.detach()] * 3, out, lse, False, None, None, 0.0, bias.detach())
     rows = ferryman.explain("attention_backward", *args, need_mask=True, device="h200").rows

@@ -24,6 +24,9 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.dispatch import registry
+from ferryman.porting.inputs.fills import SUBNORMAL
+from ferryman.porting.judging.metrics import UNIT
+from tests.bounded import U32
 
 CPU = Target("cpu", "cpu", 1, 1 << 20, 1024, 8, 1 << 20)
 
@@ -52,10 +55,6 @@ TARGETS = {
         _amd("gfx1100", 65536, 96, wave=32),
     )
 }
-
-U32 = 2.0**-24
-UNIT = {torch.float32: U32, torch.float16: 2.0**-11}
-TINY = {torch.float32: 2.0**-149, torch.float16: 2.0**-25}  # half of the smallest subnormal
 
 
 @dataclass(frozen=True)
@@ -315,7 +314,9 @@ def _measure(name: str, shape: Shape) -> dict[str, float]:
     leaves = [x.double().detach().requires_grad_() for x in (q, k, v)]
     q64, k64, v64 = leaves[0], *(x.repeat_interleave(group, 1) for x in leaves[1:])
     want, want_lse, p, score_error = _meaning(shape, q64, k64, v64, mask)
-    u, tiny = UNIT[dtype], TINY[dtype]
+    u = UNIT[dtype]
+    # half of the smallest subnormal where P is rounded
+    tiny = SUBNORMAL[dtype] / (1 if dtype == torch.float32 else 2)
     rounded = u if dtype != torch.float32 else 0.0  # P and dS in the input dtype
     s = 2 * U32 * score_error + 8 * U32  # relative error of P: its score, the row's sum, exp2
     long_keys, long_queries = 6 * math.sqrt(shape.keys) * U32, 6 * math.sqrt(shape.queries * group) * U32

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 import ferryman
@@ -18,18 +17,14 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.bias_act.definition import ACTIVATIONS, bias_act
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from ferryman.porting.judging.metrics import UNIT
+from tests.bounded import U32, beyond
 from tests.ops.bias_act import independent
 
 OP = registry.primitive("bias_act")
 BACKWARD = registry.primitive("bias_act_backward")
 CASES = {case.name: case for case in cases_of(OP)}
 ALPHA = {"leaky_relu": 0.25, "elu": 0.25}
-
-
-def beyond(got: Tensor, exact: Tensor, terms: dict[str, Tensor]) -> float:
-    """The largest error in bounds of float64's unit roundoff."""
-    room = 2.0**-53 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
-    return float(((got - exact).abs() / room).max())
 
 
 def drawn(activation: str, kind: str, seed: int = 0) -> tuple[Any, ...]:
@@ -93,7 +88,7 @@ def test_it_runs_through_dispatch_compiled_and_trains() -> None:
     terms = BACKWARD.limits.bound((*double((torch.ones_like(y), x, bias)), "silu", None), wanted)
     for leaf, exact, allowed in zip(leaves, wanted, terms, strict=True):
         assert leaf.grad is not None
-        room = 2.0**-8 * exact.abs() + 2.0**-24 * allowed["accumulate"] + allowed["absolute"]
+        room = UNIT[leaf.dtype] * exact.abs() + U32 * allowed["accumulate"] + allowed["absolute"]
         assert bool(((leaf.grad.double() - exact).abs() <= room).all())
 
 

@@ -19,22 +19,18 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.causal_conv1d import bounds
 from ferryman.ops.causal_conv1d.definition import causal_conv1d
+from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from ferryman.porting.judging.metrics import UNIT
+from tests.bounded import U32, ratio
 from tests.ops.causal_conv1d import independent
 
 OP, BACKWARD = registry.primitive("causal_conv1d"), registry.primitive("causal_conv1d_backward")
 CASES = {case.name: case for case in cases_of(OP)}
 GRADIENTS = {case.name: case for case in cases_of(BACKWARD)}
-UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
-def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> float:
-    """The largest error in bounds, of an accumulation in float32."""
-    room = 2.0**-24 * terms["accumulate"] + unit * exact.abs() + terms.get("absolute", torch.zeros(())) + 2.0**-133
-    return float(((got.double() - exact).abs() / room).max())
-
-
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("split", [(1,) * 9, (2, 5, 1, 1), (4, 5)])
 def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -49,9 +45,9 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
             y, kept = causal_conv1d(piece, weight, bias, kept, "silu")
         assert list(trace.calls) == [("causal_conv1d", "torch")]
         parts.append(y)
-    assert ratio(torch.cat(parts, -1), exact, terms, UNITS[dtype]) <= 1
+    assert ratio(torch.cat(parts, -1), exact, terms, UNIT[dtype]) <= 1
     whole, final = causal_conv1d(x, weight, bias, state, "silu")
-    assert ratio(whole, exact, terms, UNITS[dtype]) <= 1
+    assert ratio(whole, exact, terms, UNIT[dtype]) <= 1
     assert torch.equal(kept, final) and torch.equal(final.double(), last)
 
 
@@ -106,8 +102,8 @@ def test_planted_errors_are_beyond_the_bound(error: str) -> None:
     values, wide = taken("width_4", torch.float32)
     exact, final = OP.body(*wide)
     terms, _ = OP.limits.bound(wide, (exact, final))
-    assert ratio(causal_conv1d(*values)[0], exact, terms, 2.0**-24) <= 1
-    assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 20
+    assert ratio(causal_conv1d(*values)[0], exact, terms, U32) <= 1
+    assert ratio(PLANTED[error](*wide), exact, terms, U32) > 20
 
 
 def test_it_runs_through_dispatch_and_trains() -> None:
@@ -121,7 +117,7 @@ def test_it_runs_through_dispatch_and_trains() -> None:
     exact = BACKWARD.body(*ones, *wide)
     terms = BACKWARD.limits.bound((*ones, *wide), exact)
     for leaf, wanted, allowed in zip(leaves, exact, terms, strict=False):
-        assert ratio(leaf.grad, wanted, allowed, 2.0**-24) <= 1
+        assert ratio(leaf.grad, wanted, allowed, U32) <= 1
     again = torch.ops.ferryman.causal_conv1d.default(*values)
     assert torch.equal(again[0], y) and torch.equal(again[1], final)
 

@@ -20,6 +20,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, materialise
 from ferryman.porting.judging.parity import check_cell
 from ferryman.porting.judging.prepared import prepare
+from tests.bounded import U32
 
 OP = registry.primitive("gate_topk")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -77,7 +78,7 @@ def test_the_definition_is_a_models_router(home: str, kind: str, config: str, mo
     assert torch.equal(places.gather(1, order), ids.gather(1, theirs))
     weights = weights.detach()
     error = (topk_weights.detach().gather(1, order) - weights.gather(1, theirs)).abs()
-    assert float((error / weights.abs().max()).max()) <= 64 * 2.0**-24
+    assert float((error / weights.abs().max()).max()) <= 64 * U32
 
 
 def test_the_lowest_index_wins_and_a_bias_is_for_the_choice_alone() -> None:
@@ -173,7 +174,7 @@ def test_gradients_are_autograds(scoring: str, renormalise: bool) -> None:
     assert not ids.requires_grad and list(trace.calls) == [("gate_topk", "torch"), ("gate_topk_backward", "torch")]
     args = (cotangent.double(), logits.double(), ids, scoring, renormalise, 1.5)
     (terms,) = registry.primitive("gate_topk_backward").limits.bound(args, (exact,))
-    assert bool(((got - exact).abs() <= 2.0**-24 * (terms["accumulate"] + exact.abs()) + 2.0**-44).all())
+    assert bool(((got - exact).abs() <= U32 * (terms["accumulate"] + exact.abs()) + 2.0**-44).all())
 
 
 def test_the_oracle_of_a_gradient_holds_where_a_sigmoid_is_1() -> None:

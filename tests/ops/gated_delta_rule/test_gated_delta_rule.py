@@ -19,17 +19,18 @@ from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.gated_delta_rule.definition import gated_delta_rule
+from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from ferryman.porting.judging.metrics import UNIT
 from ferryman.porting.model import routines
-from tests.bounded import ratio
+from tests.bounded import U32, ratio
 from tests.ops.gated_delta_rule.independent import gated_delta_rule as matrices
 
 OP = registry.primitive("gated_delta_rule")
 CASES = {case.name: case for case in cases_of(OP)}
-UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("split", [(1,) * 9, (70, 5, 1, 1), (33, 64)])
 def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -53,7 +54,7 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     whole, final = gated_delta_rule(*values)
     for y, state in ((torch.cat(pieces, 1), kept), (whole, final)):
         assert state is not None and y.dtype is dtype and state.dtype is torch.float32
-        assert ratio(y, exact[0], terms[0], UNITS[dtype]) <= 1 and ratio(state, exact[1], terms[1], 2.0**-24) <= 1
+        assert ratio(y, exact[0], terms[0], UNIT[dtype]) <= 1 and ratio(state, exact[1], terms[1], U32) <= 1
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.95, 1.0])
@@ -66,7 +67,7 @@ def test_keys_that_are_nearly_the_same_lose_no_digits(alike: float) -> None:
     exact = OP.body(*double(values))
     y, state = gated_delta_rule(*values)
     terms = OP.limits.bound(double(values), exact)
-    assert ratio(y, exact[0], terms[0], 2.0**-24) <= 1 and ratio(state, exact[1], terms[1], 2.0**-24) <= 1
+    assert ratio(y, exact[0], terms[0], U32) <= 1 and ratio(state, exact[1], terms[1], U32) <= 1
     assert float((y - exact[0]).abs().max()) <= 2.0**-17 * float(exact[0].abs().max())
 
 
@@ -91,8 +92,8 @@ def test_planted_errors_are_beyond_the_bound(error: str) -> None:
     wide = double(values)
     exact = OP.body(*wide)
     terms = OP.limits.bound(wide, exact)[0]
-    assert ratio(gated_delta_rule(*values)[0], exact[0], terms, 2.0**-24) <= 1
-    assert ratio(PLANTED[error](*wide), exact[0], terms, 2.0**-24) > 3
+    assert ratio(gated_delta_rule(*values)[0], exact[0], terms, U32) <= 1
+    assert ratio(PLANTED[error](*wide), exact[0], terms, U32) > 3
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def backward_args(known: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(known[n] for n in BACKWARD.names)
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("name", LEARNED)
 def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
     values = list(materialise(CASES[name], OP, dtype))
@@ -151,7 +152,7 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
     every = zip(exact, BACKWARD.limits.bound(backward_args(known), exact), OP.gradient.owners, strict=True)
     there = [(want, terms) for want, terms, names in every if known[names[0]] is not None]
     for got, (want, terms) in zip(gradients, there, strict=True):
-        assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
+        assert ratio(got, want, terms, UNIT[got.dtype]) <= 1
 
 
 def test_planted_errors_of_gradients_are_beyond_their_bounds() -> None:
@@ -159,7 +160,7 @@ def test_planted_errors_of_gradients_are_beyond_their_bounds() -> None:
     args = backward_args(by_name(double(materialise(CASES["token"], OP, torch.float32))))
     exact = BACKWARD.body(*args)
     for want, terms in zip(exact, BACKWARD.limits.bound(args, exact), strict=True):
-        assert ratio(1.01 * want, want, terms, 2.0**-24) > 1
+        assert ratio(1.01 * want, want, terms, U32) > 1
     known = by_name(double(materialise(CASES["state"], OP, torch.float32)))
     exact = BACKWARD.body(*backward_args(known))
     bounds = BACKWARD.limits.bound(backward_args(known), exact)
@@ -170,9 +171,7 @@ def test_planted_errors_of_gradients_are_beyond_their_bounds() -> None:
         "a token late": tuple(x.roll(1, 1) for x in exact),
     }
     for name, gradients in wrong.items():
-        seen = [
-            ratio(got, want, terms, 2.0**-24) > 3 for got, want, terms in zip(gradients, exact, bounds, strict=True)
-        ]
+        seen = [ratio(got, want, terms, U32) > 3 for got, want, terms in zip(gradients, exact, bounds, strict=True)]
         # the final state asks no query, and the first one is forgotten before it
         assert all(seen[1:5] if name == "no gradient of the state" else seen), (name, seen)
 
@@ -280,7 +279,7 @@ def drawn(dtype: torch.dtype, shared: int = 2) -> tuple[Tensor, ...]:
     return q, k, v, g, beta, state
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 def test_a_delta_rule_is_found_by_what_it_computes(dtype: torch.dtype) -> None:
     served = routines.served_routine(remember)
     assert served is not None and served.op == "gated_delta_rule" and served.gradient
@@ -291,7 +290,7 @@ def test_a_delta_rule_is_found_by_what_it_computes(dtype: torch.dtype) -> None:
             with ferryman.trace() as trace:
                 out, kept = served.replacement(q, k, v, g, beta, normal=normal, before=state, keep=keep)
             assert dict(trace.calls) == {("gated_delta_rule", "torch"): 1} and out.dtype is dtype
-            assert float((out - wanted).norm()) <= max(UNITS[dtype], 2.0**-18) * float(wanted.norm())
+            assert float((out - wanted).norm()) <= max(UNIT[dtype], 2.0**-18) * float(wanted.norm())
             assert (kept is None) == (last is None) == (not keep)
 
 

@@ -16,6 +16,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import double
+from ferryman.porting.judging.metrics import UNIT
 from tests.bounded import ratio
 
 OP, BACKWARD = registry.primitive("gated_delta_rule"), registry.primitive("gated_delta_rule_backward")
@@ -98,7 +99,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import double
-from tests.bounded import ratio
+from tests.bounded import U32, ratio
 op, backward = registry.primitive("gated_delta_rule"), registry.primitive("gated_delta_rule_backward")
 draw = torch.Generator().manual_seed(1)
 def make(alike, gate, rate, norm, length=130, width=24, dim=5):
@@ -120,14 +121,14 @@ for name, values in {
     with ferryman.use(gated_delta_rule="triton.parallel"), ferryman.trace() as trace:
         y, state = ops.gated_delta_rule(*values[:6], scale=None, qk_l2norm=values[7])[:2]
     assert list(trace.calls) == [("gated_delta_rule", "triton.parallel")]
-    found[name] = [ratio(got, want, t, 2.0**-24) for got, want, t in zip((y, state), exact, terms)]
+    found[name] = [ratio(got, want, t, U32) for got, want, t in zip((y, state), exact, terms)]
     args = (torch.randn(y.shape, generator=draw), state, *values)
     exact = backward.body(*double(args))
     terms = backward.limits.bound(double(args), exact)
     with ferryman.use(gated_delta_rule_backward="triton.gradients"), ferryman.trace() as trace:
         slopes = ops.gated_delta_rule_backward(*args)
     assert list(trace.calls) == [("gated_delta_rule_backward", "triton.gradients")]
-    found[name] += [ratio(*one, 2.0**-24) for one in zip(slopes, exact, terms) if one[0].numel()]
+    found[name] += [ratio(*one, U32) for one in zip(slopes, exact, terms) if one[0].numel()]
 print(json.dumps(found))
 """
 
@@ -160,9 +161,8 @@ def test_real_sizes_are_inside_the_bounds_on_a_device(length: int, width: int, d
     args = double((y, final, *values))
     exact = BACKWARD.body(*args)
     every += zip(slopes, exact, BACKWARD.limits.bound(args, exact), strict=True)
-    units = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
     for got, want, terms in every:
-        assert ratio(got, want, terms, units[got.dtype]) <= 1
+        assert ratio(got, want, terms, UNIT[got.dtype]) <= 1
 
 
 PRODUCTS = """

@@ -14,17 +14,18 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
+from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.porting.inputs.cases import cases_of, double, materialise
-from tests.bounded import ratio
+from ferryman.porting.judging.metrics import UNIT
+from tests.bounded import U32, ratio
 from tests.ops.gated_norm.independent import gated_rms_norm as formula
 
 OP, BACKWARD = registry.primitive("gated_rms_norm"), registry.primitive("gated_rms_norm_backward")
 CASES = {case.name: case for case in cases_of(OP)}
-UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 def test_dispatch_serves_forward_and_backward(dtype: torch.dtype, first: bool) -> None:
     generator = torch.Generator().manual_seed(5)
     x, z, w = (torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in ((7, 96), (7, 96), (96,)))
@@ -35,12 +36,12 @@ def test_dispatch_serves_forward_and_backward(dtype: torch.dtype, first: bool) -
     assert dict(traced.calls) == {("gated_rms_norm", "torch"): 1, ("gated_rms_norm_backward", "torch"): 1}
     args = double((x.detach(), z.detach(), w.detach(), 1e-6, 32, first, True, "silu"))
     exact = OP.body(*args)
-    assert y.dtype is dtype and ratio(y.detach(), exact, OP.limits.bound(args, (exact,))[0], UNITS[dtype]) <= 1
+    assert y.dtype is dtype and ratio(y.detach(), exact, OP.limits.bound(args, (exact,))[0], UNIT[dtype]) <= 1
     given = (grad.double(), *args[:6], "silu")
     truths = BACKWARD.body(*given)
     for leaf, truth, terms in zip((x, z, w), truths, BACKWARD.limits.bound(given, truths), strict=True):
         assert leaf.grad is not None and leaf.grad.dtype is dtype
-        assert ratio(leaf.grad, truth, terms, UNITS[dtype]) <= 1
+        assert ratio(leaf.grad, truth, terms, UNIT[dtype]) <= 1
 
 
 PLANTED: dict[str, Callable[..., Tensor]] = {
@@ -67,8 +68,8 @@ def test_planted_errors_are_beyond_the_bound(error: str, name: str) -> None:
     wide = double(values)
     exact = OP.body(*wide)
     (terms,) = OP.limits.bound(wide, (exact,))
-    assert ratio(ops.gated_rms_norm(*values), exact, terms, 2.0**-24) <= 1
-    assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 10
+    assert ratio(ops.gated_rms_norm(*values), exact, terms, U32) <= 1
+    assert ratio(PLANTED[error](*wide), exact, terms, U32) > 10
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -148,7 +149,7 @@ def calls(run: Callable[[], Any]) -> tuple[Any, dict[Any, int]]:
     return output, dict(traced.calls)
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [Disguised, Last])
 def test_a_gated_norm_is_found_by_what_it_computes(kind: type[nn.Module], dtype: torch.dtype) -> None:
     module = kind().to(dtype)
@@ -162,7 +163,7 @@ def test_a_gated_norm_is_found_by_what_it_computes(kind: type[nn.Module], dtype:
     output, served = calls(lambda: module(x, z))
     assert served == {("gated_rms_norm", "torch"): 1} and output.dtype is wanted.dtype
     apart = float((output - wanted).detach().abs().max() / wanted.detach().abs().max())
-    assert apart <= max(2 * UNITS[dtype], 2.0**-18)  # 64 units of float32
+    assert apart <= max(2 * UNIT[dtype], 2.0**-18)  # 64 units of float32
     output.float().square().mean().backward()
     assert next(module.parameters()).grad is not None
 

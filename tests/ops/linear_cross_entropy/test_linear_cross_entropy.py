@@ -17,6 +17,7 @@ from ferryman.errors import ArgumentError
 from ferryman.ops.linear_cross_entropy import block_kernels as blocks
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.bounded import U32
 
 OP = registry.primitive("linear_cross_entropy")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -37,13 +38,12 @@ def test_many_blocks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> Non
             loss.backward()
         assert {name for _, name in trace.calls} == {"torch"} and len(trace.calls) == 2
         terms = OP.limits.bound(double((x, weight, target, bias, *rest)), (exact_loss, exact_lse))[0]
-        unit = 2.0**-24
-        assert float((loss.detach() - exact_loss).abs()) <= unit * float(
+        assert float((loss.detach() - exact_loss).abs()) <= U32 * float(
             terms["accumulate"] + terms["logits"] + exact_loss.abs()
         )
         for leaf, wanted, grad_terms in zip(leaves, exact, backward.limits.bound(args, exact), strict=True):
             assert leaf.grad is not None
-            allowed = unit * (sum(grad_terms[n] for n in ("accumulate", "logits", "slope", "split-k")) + wanted.abs())
+            allowed = U32 * (sum(grad_terms[n] for n in ("accumulate", "logits", "slope", "split-k")) + wanted.abs())
             assert bool(((leaf.grad - wanted).abs() <= allowed + 2.0**-126).all())
 
 

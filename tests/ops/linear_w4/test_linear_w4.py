@@ -18,6 +18,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.linear_w4.definition import linear_w4
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests import bounded
 from tests.ops.linear_w4.independent import linear_w4 as plain
 
 OP = registry.primitive("linear_w4")
@@ -33,8 +34,7 @@ def beyond(got: Tensor, values: Values) -> float:
     """The largest error against the loop, in bounds of float64's unit roundoff."""
     exact = plain(*values)
     (terms,) = OP.limits.bound(values, (exact,))
-    room = 2.0**-53 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
-    return float(((got - exact).abs() / room).max())
+    return bounded.beyond(got, exact, terms)
 
 
 WRONG: dict[str, Callable[[Values], Values]] = {

@@ -14,6 +14,8 @@ from ferryman import ops
 from ferryman.dispatch import registry, select
 from ferryman.errors import Unsupported
 from ferryman.ops.matmul.hopper_kernels import Wide, forms, product
+from ferryman.porting.judging.metrics import UNIT
+from tests.bounded import U32
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -39,8 +41,7 @@ def worst(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None) -> float:
     size = x.double().abs() @ w.double().abs().T
     if bias is not None:
         exact, size = exact + bias.double(), size + bias.double().abs()
-    unit = 2.0**-8 if y.dtype == torch.bfloat16 else 2.0**-11
-    bound = unit * exact.abs() + 6 * math.sqrt(x.shape[-1]) * 2.0**-24 * size
+    bound = UNIT[y.dtype] * exact.abs() + 6 * math.sqrt(x.shape[-1]) * U32 * size
     return ((y.double() - exact).abs() / bound).nan_to_num(nan=math.inf).max().item()
 
 

@@ -17,11 +17,11 @@ from ferryman import ops
 from ferryman.dispatch import cost, rank, registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.bounded import U32, U64, beyond
 from tests.ops.moe.independent import grouped_linear as plain
 
 GROUPED = registry.primitive("grouped_linear")
 LAYER = registry.primitive("moe_experts")
-U = 2.0**-53
 
 
 def cases(name: str) -> dict[str, Any]:
@@ -29,8 +29,7 @@ def cases(name: str) -> dict[str, Any]:
 
 
 def inside(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> bool:
-    room = unit * (terms["accumulate"] + exact.abs()) + 2.0**-1000
-    return bool(((got - exact).abs() <= room).all())
+    return beyond(got, exact, terms, unit) <= 1
 
 
 def test_offsets_mean_what_the_docstring_says() -> None:
@@ -68,10 +67,10 @@ def test_the_definition_is_transformers_experts(which: str) -> None:
         exact = module(x, ids, weights)
         args = (x, module.gate_up_proj, module.down_proj, ids, weights, "silu", None)
         (terms,) = LAYER.limits.bound(args, (exact,))
-        assert inside(LAYER.body(*args), exact, terms, U)
-        assert not inside(LAYER.body(*args[:5], "gelu", None), exact, terms, 100 * U)
+        assert inside(LAYER.body(*args), exact, terms, U64)
+        assert not inside(LAYER.body(*args[:5], "gelu", None), exact, terms, 100 * U64)
         halves = args[1].roll(20, 1)
-        assert not inside(LAYER.body(x, halves, *args[2:]), exact, terms, 100 * U)
+        assert not inside(LAYER.body(x, halves, *args[2:]), exact, terms, 100 * U64)
 
 
 @pytest.mark.parametrize("backend", [None, "torch"])
@@ -96,7 +95,7 @@ def test_gpt_oss_experts_are_an_activation_with_biases_and_its_gradients(backend
     x, weights, gate_up, gate_up_bias, down, down_bias = leaves
     args = (x, gate_up.mT, down.mT, ids, weights, "swiglu_oai_interleaved", torch.cat([gate_up_bias, down_bias], 1))
     output = (LAYER.body if backend is None else ops.moe_experts)(*args)
-    unit = U if backend is None else 2.0**-24
+    unit = U64 if backend is None else U32
     doubled = double(tuple(a.detach() if isinstance(a, Tensor) else a for a in args))
     (terms,) = LAYER.limits.bound(doubled, (exact.detach(),))
     assert inside(output.double(), exact, terms, unit)
@@ -124,9 +123,9 @@ def test_slots_of_no_expert_add_nothing_and_bias_is_added() -> None:
                 a = h[:inner] / (1 + torch.exp(-h[:inner])) * h[inner:]
                 exact[token] += w * (down[e] @ a + bias[e, 2 * inner :])
     (terms,) = LAYER.limits.bound(args, (exact,))
-    assert inside(LAYER.body(*args), exact, terms, U)
+    assert inside(LAYER.body(*args), exact, terms, U64)
     poisoned = weights.masked_fill((ids < 0) | (ids >= len(down)), float("nan"))
-    assert inside(LAYER.body(x, gate_up, down, ids, poisoned, "silu", bias), exact, terms, U)
+    assert inside(LAYER.body(x, gate_up, down, ids, poisoned, "silu", bias), exact, terms, U64)
 
 
 @pytest.mark.parametrize("op", ["grouped_linear", "moe_experts"])
@@ -151,7 +150,7 @@ def test_gradients_are_autograds() -> None:
     backward = registry.primitive("grouped_linear_backward")
     args = (cotangent.double(), x.detach().double(), weight.detach().double(), offsets, True, True)
     for mine, theirs, terms in zip(got, exact, backward.limits.bound(args, exact), strict=True):
-        assert inside(mine.double(), theirs, terms, 2.0**-24)
+        assert inside(mine.double(), theirs, terms, U32)
 
 
 def test_gradients_of_a_layer_are_autograds_and_idle_experts_have_none() -> None:
@@ -172,7 +171,7 @@ def test_gradients_of_a_layer_are_autograds_and_idle_experts_have_none() -> None
     args = (cotangent.double(), *leaves[:3], ids, leaves[3], activation, leaves[4], *(True,) * 5)
     backward = registry.primitive("moe_experts_backward")
     for mine, theirs, terms in zip(got, exact, backward.limits.bound(args, backward.body(*args)), strict=True):
-        assert inside(mine.double(), theirs, terms, 2.0**-24)
+        assert inside(mine.double(), theirs, terms, U32)
     assert not any(bool(t[2].any()) for t in (got[1], got[2], got[4]))
     outside = (ids < 0) | (ids >= len(down))
     assert bool(outside.any()) and not bool(got[3][outside].any())

@@ -10,11 +10,10 @@ from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
-from tests.bounded import off
+from tests.bounded import U32, U64, off
 from tests.ops.moe_permute.independent import moe_combine as summed
 
 PERMUTE, COMBINE = registry.primitive("moe_permute"), registry.primitive("moe_combine")
-U = 2.0**-53
 
 
 def values(op: str, case: str, dtype: torch.dtype = torch.float32) -> tuple:
@@ -27,7 +26,7 @@ def test_combine_is_a_loop_and_reads_no_weight_of_a_slot_without_a_row(case: str
     y, source, weights = double(values("moe_combine", case))
     exact = summed(y, source, weights)
     (terms,) = COMBINE.limits.bound((y, source, weights), (exact,))
-    room = U * (terms["accumulate"] + exact.abs()) + 2.0**-1000
+    room = U64 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
     named = set(source.tolist())
     without = torch.tensor(
         [[t * weights.shape[1] + j not in named for j in range(weights.shape[1])] for t in range(len(weights))]
@@ -53,7 +52,7 @@ def test_gradients_are_autograds_and_rows_that_do_not_count_have_none() -> None:
     args = (cotangent.double(), y.detach().double(), source, weights.detach().double(), True, True)
     backward = registry.primitive("moe_combine_backward")
     for mine, theirs, terms in zip(got, exact, backward.limits.bound(args, exact), strict=True):
-        room = 2.0**-24 * (terms["accumulate"] + theirs.abs()) + terms["absolute"]
+        room = U32 * (terms["accumulate"] + theirs.abs()) + terms["absolute"]
         assert ((mine.double() - theirs).abs() <= room).all()
 
 

@@ -13,17 +13,18 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
+from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.metrics import UNIT
 from tests.bounded import off
 from tests.ops.norm.independent import add_layer_norm as exact
 
 OP = registry.primitive("add_layer_norm")
 BACKWARD = registry.primitive("add_layer_norm_backward")
 CASES = {case.name: case for case in cases_of(OP)}
-UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("mean", [0.0, 3.0, 1e3])
 def test_rounding_the_sum_moves_the_result_within_its_term(mean: float, dtype: torch.dtype) -> None:
     """Everything in float64 but the sum's own rounding, so that nothing else hides the term."""
@@ -33,7 +34,7 @@ def test_rounding_the_sum_moves_the_result_within_its_term(mean: float, dtype: t
     args = (x.double(), residual.double(), weight, None, 1e-5)
     wanted = exact(*args)
     moved = functional.layer_norm((x + residual).double(), (96,), weight, None, 1e-5)
-    term = OP.limits.bound(args, wanted)[0]["storage"] * UNITS[dtype]
+    term = OP.limits.bound(args, wanted)[0]["storage"] * UNIT[dtype]
     worst = float(((moved - wanted[0]).abs() / (term + 2.0**-40)).max())
     assert 2.0**-12 < worst <= 1  # within it, and it is no matter of other sizes
 

@@ -19,6 +19,7 @@ from ferryman.errors import ArgumentError
 from ferryman.ops.paged_attention import bounds
 from ferryman.ops.paged_attention.definition import paged_attention
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests import bounded
 from tests.ops.paged_attention.independent import paged_attention as one_by_one
 
 OP = registry.primitive("paged_attention")
@@ -34,8 +35,7 @@ def beyond(got: Tensor, values: Values) -> float:
     """The largest error against the loop, in bounds of float64's unit roundoff."""
     exact = one_by_one(*values)
     (terms,) = bounds.paged_attention(values, (exact,))
-    room = 2.0**-53 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
-    return float(((got - exact).abs() / room).max())
+    return bounded.beyond(got, exact, terms)
 
 
 WRONG: dict[str, Callable[[Values], Values]] = {

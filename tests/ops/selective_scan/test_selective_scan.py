@@ -15,13 +15,14 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
+from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.porting.inputs.cases import cases_of, double, materialise
-from tests.bounded import ratio
+from ferryman.porting.judging.metrics import UNIT
+from tests.bounded import U32, ratio
 from tests.ops.selective_scan import independent
 
 OP = registry.primitive("selective_scan")
 CASES = {case.name: case for case in cases_of(OP)}
-UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -29,7 +30,7 @@ def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...
     return values, double(values)
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("split", [(1,) * 23, (20, 1, 2)], ids=["tokens", "rest"])
 def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
     values, wide = taken("state", dtype)
@@ -42,8 +43,8 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
             y, kept = ops.selective_scan(parts[0], parts[1], a, parts[2], parts[3], d, parts[4], bias, kept, softplus)
         assert list(trace.calls) == [("selective_scan", "torch")]
         pieces.append(y)
-    assert ratio(torch.cat(pieces, 1), exact, terms, UNITS[dtype]) <= 1
-    assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, 2.0**-24) <= 1
+    assert ratio(torch.cat(pieces, 1), exact, terms, UNIT[dtype]) <= 1
+    assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, U32) <= 1
 
 
 def test_a_long_sequence_is_taken_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,7 @@ def test_a_long_sequence_is_taken_in_spans(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "SPAN_BYTES", 4 * 2 * 12 * 16 * 5)
     with ferryman.use(selective_scan="torch"):
         y, final = ops.selective_scan(*values)
-    assert ratio(y, exact, terms, 2.0**-24) <= 1 and ratio(final, last, state_terms, 2.0**-24) <= 1
+    assert ratio(y, exact, terms, U32) <= 1 and ratio(final, last, state_terms, U32) <= 1
 
 
 def test_channels_before_the_length_are_read_where_they_lie() -> None:
@@ -69,7 +70,7 @@ def test_channels_before_the_length_are_read_where_they_lie() -> None:
     with ferryman.trace() as trace:
         y, _ = ops.selective_scan(*turned)
     assert list(trace.calls) == [("selective_scan", "torch")] and y.is_contiguous()
-    assert ratio(y, exact, OP.limits.bound(wide, (exact, last))[0], 2.0**-24) <= 1
+    assert ratio(y, exact, OP.limits.bound(wide, (exact, last))[0], U32) <= 1
 
 
 def pairs(*args: Any) -> Tensor:
@@ -116,7 +117,7 @@ def test_planted_errors_are_beyond_the_bound(error: str) -> None:
     _, wide = taken("state")
     exact, final = OP.body(*wide)
     terms, _ = OP.limits.bound(wide, (exact, final))
-    assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 1
+    assert ratio(PLANTED[error](*wide), exact, terms, U32) > 1
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -173,7 +174,7 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
     return args, list(gradients), exact, trace.calls
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("name", LEARNED)
 def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
     args, gradients, exact, calls = slopes(name, dtype)
@@ -185,7 +186,7 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
         if dict(zip(BACKWARD.names, args, strict=True))[names[0]] is not None
     ]
     for got, want, terms in zip(gradients, exact, there, strict=True):
-        assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
+        assert ratio(got, want, terms, UNIT[got.dtype]) <= 1
 
 
 def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
@@ -193,7 +194,7 @@ def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
     exact = BACKWARD.body(*args)
     for terms, want in zip(BACKWARD.limits.bound(args, exact), exact, strict=True):
         if want.dim() > 1 and want.numel():
-            assert ratio(want * (1 + 2.0**-6), want, terms, 2.0**-24) > 1
-            assert ratio(want.roll(1, 1), want, terms, 2.0**-24) > 5
+            assert ratio(want * (1 + 2.0**-6), want, terms, U32) > 1
+            assert ratio(want.roll(1, 1), want, terms, U32) > 5
         elif want.numel():  # sums over samples and tokens, most of which cancels
-            assert ratio(want.roll(1, 0), want, terms, 2.0**-24) > 1
+            assert ratio(want.roll(1, 0), want, terms, U32) > 1

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.softmax import definition
+from ferryman.porting.judging.metrics import UNIT
+from tests.bounded import U32
 
 IGNORED = -100
 
@@ -61,7 +63,7 @@ class Example:
 
 
 def close(got: Tensor, expected: Tensor, slack: float) -> bool:
-    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}[got.dtype]
+    unit = 2.0**-20 if got.dtype == torch.float32 else UNIT[got.dtype]
     least = 2.0**-24 if got.dtype == torch.float16 else 0.0
     near = (got.double() - expected).abs() <= unit * expected.abs() + least + slack
     return bool((near | (got.isnan() & expected.isnan())).all())
@@ -72,7 +74,7 @@ def verify(e: Example, loss: Tensor, lse: Tensor) -> None:
     op = definition.cross_entropy_with_lse.primitive  # type: ignore[attr-defined]
     terms = op.limits.bound((e.view(e.memory).double(), e.labels, IGNORED, e.smoothing), exact)
     for got, wanted, allowed in zip((loss.double(), lse.double()), exact, terms, strict=True):
-        room = 2.0**-24 * (allowed["accumulate"] + wanted.abs()) + allowed.get("absolute", 0.0)
+        room = U32 * (allowed["accumulate"] + wanted.abs()) + allowed.get("absolute", 0.0)
         near = ((got - wanted).abs() <= room) | (got == wanted) | (got.isnan() & wanted.isnan())
         assert bool(near.all()), (got, wanted)
 

@@ -18,15 +18,16 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
+from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.ops.ssd_scan import bounds
 from ferryman.ops.ssd_scan.definition import ssd_scan
 from ferryman.porting.inputs.cases import cases_of, double, materialise
-from tests.bounded import ratio
+from ferryman.porting.judging.metrics import UNIT
+from tests.bounded import U32, ratio
 from tests.ops.ssd_scan import independent
 
 OP = registry.primitive("ssd_scan")
 CASES = {case.name: case for case in cases_of(OP)}
-UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -34,7 +35,7 @@ def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...
     return values, double(values)
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("split", [(1,) * 70, (64, 1, 5), (3, 67)], ids=["tokens", "chunk", "rest"])
 def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
     values, wide = taken("state", dtype)
@@ -47,10 +48,10 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
             y, kept = ssd_scan(parts[0], parts[1], a, parts[2], parts[3], d, bias, kept, softplus)
         assert list(trace.calls) == [("ssd_scan", "torch")]
         pieces.append(y)
-    assert ratio(torch.cat(pieces, 1), exact, terms, UNITS[dtype]) <= 1
-    assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, 2.0**-24) <= 1
+    assert ratio(torch.cat(pieces, 1), exact, terms, UNIT[dtype]) <= 1
+    assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, U32) <= 1
     whole, final = ssd_scan(*values)
-    assert ratio(whole, exact, terms, UNITS[dtype]) <= 1 and ratio(final, last, state_terms, 2.0**-24) <= 1
+    assert ratio(whole, exact, terms, UNIT[dtype]) <= 1 and ratio(final, last, state_terms, U32) <= 1
 
 
 def pairs(*args: Any) -> Tensor:
@@ -120,8 +121,8 @@ def test_planted_errors_are_beyond_the_bound(error: str) -> None:
     values, wide = taken("state")
     exact, final = OP.body(*wide)
     terms, _ = OP.limits.bound(wide, (exact, final))
-    assert ratio(ssd_scan(*values)[0], exact, terms, 2.0**-24) <= 1
-    assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 5
+    assert ratio(ssd_scan(*values)[0], exact, terms, U32) <= 1
+    assert ratio(PLANTED[error](*wide), exact, terms, U32) > 5
 
 
 def test_the_bound_is_no_more_than_a_few_hundred_roundings() -> None:
@@ -132,7 +133,7 @@ def test_the_bound_is_no_more_than_a_few_hundred_roundings() -> None:
     args = (x, dt, torch.tensor([-1.0, -4.0]).double(), b, c, None, None, None, False, False, None, None)
     y, final = OP.body(*args)
     terms, _ = OP.limits.bound(args, (y, final))
-    assert float((2.0**-24 * terms["accumulate"] / y).max()) < 5e-4
+    assert float((U32 * terms["accumulate"] / y).max()) < 5e-4
 
 
 BACKWARD = registry.primitive("ssd_scan_backward")
@@ -175,7 +176,7 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
     return args, list(gradients), exact, trace.calls
 
 
-@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("name", LEARNED)
 def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
     args, gradients, exact, calls = slopes(name, dtype)
@@ -187,7 +188,7 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
         if dict(zip(BACKWARD.names, args, strict=True))[names[0]] is not None
     ]
     for got, want, terms in zip(gradients, exact, there, strict=True):
-        assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
+        assert ratio(got, want, terms, UNIT[got.dtype]) <= 1
 
 
 def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
@@ -195,10 +196,10 @@ def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
     exact = BACKWARD.body(*args)
     for terms, want in zip(BACKWARD.limits.bound(args, exact), exact, strict=True):
         if want.dim() > 1 and want.numel():
-            assert ratio(want * (1 + 2.0**-6), want, terms, 2.0**-24) > 1
-            assert ratio(want.roll(1, 1), want, terms, 2.0**-24) > 5
+            assert ratio(want * (1 + 2.0**-6), want, terms, U32) > 1
+            assert ratio(want.roll(1, 1), want, terms, U32) > 5
         elif want.numel():  # sums over samples and tokens, most of which cancels
-            assert ratio(want.roll(1, 0), want, terms, 2.0**-24) > 1
+            assert ratio(want.roll(1, 0), want, terms, U32) > 1
 
 
 @pytest.mark.parametrize(
@@ -256,8 +257,8 @@ def test_a_result_in_float32_is_rounded_nowhere(dtype: torch.dtype) -> None:
     with ferryman.trace() as trace:
         y, _ = ssd_scan(*values)
     assert list(trace.calls) == [("ssd_scan", "torch")]
-    assert y.dtype == torch.float32 and ratio(y, exact, terms, 2.0**-24) <= 1
-    assert ratio(ssd_scan(*values[:9])[0], exact, terms, 2.0**-24) > 5
+    assert y.dtype == torch.float32 and ratio(y, exact, terms, U32) <= 1
+    assert ratio(ssd_scan(*values[:9])[0], exact, terms, U32) > 5
 
 
 @pytest.mark.parametrize("kept", [0, 2**20])
