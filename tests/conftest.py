@@ -20,6 +20,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 import torch  # noqa: E402
 
+from tests.interpreter import Interpreter  # noqa: E402
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores; more threads make each other wait
     torch.set_num_threads(1)
 
@@ -81,6 +83,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """The session's process that interprets Triton."""
+    one = Interpreter()
+    yield one
+    one.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -20,6 +16,7 @@ from ferryman.dispatch import lockfile, lockfile_migrate, registry
 from ferryman.ops.evidence import Sampler
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.bounded import U32
+from tests.interpreter import Interpreter
 from tests.ops.attention import independent
 
 OP = registry.primitive("attention")
@@ -186,11 +183,6 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_the_triton_kernels_serve_the_options_interpreted_with_a_hoppers_tiles() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernels_serve_the_options_interpreted_with_a_hoppers_tiles(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 6 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -19,6 +15,7 @@ from ferryman.ops.bias_act.definition import ACTIVATIONS, bias_act
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from ferryman.porting.judging.metrics import UNIT
 from tests.bounded import U32, beyond
+from tests.interpreter import Interpreter
 from tests.ops.bias_act import independent
 
 OP = registry.primitive("bias_act")
@@ -127,11 +124,6 @@ print(json.dumps(found))
 """
 
 
-def test_the_triton_kernels_are_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 5 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

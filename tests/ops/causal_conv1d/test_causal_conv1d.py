@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +19,7 @@ from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from ferryman.porting.judging.metrics import UNIT
 from tests.bounded import U32, ratio
+from tests.interpreter import Interpreter
 from tests.ops.causal_conv1d import independent
 
 OP, BACKWARD = registry.primitive("causal_conv1d"), registry.primitive("causal_conv1d_backward")
@@ -166,11 +163,6 @@ print(json.dumps(found))
 """
 
 
-def test_the_triton_kernels_are_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 2 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.embedding.definition import embedding
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.interpreter import Interpreter
 
 OP, BACKWARD = registry.primitive("embedding"), registry.primitive("embedding_backward")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -80,11 +77,6 @@ print(json.dumps(found))
 """
 
 
-def test_the_triton_kernels_are_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 8 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

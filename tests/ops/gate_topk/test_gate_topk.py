@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -21,6 +17,7 @@ from ferryman.porting.inputs.cases import cases_of, materialise
 from ferryman.porting.judging.parity import check_cell
 from ferryman.porting.judging.prepared import prepare
 from tests.bounded import U32
+from tests.interpreter import Interpreter
 
 OP = registry.primitive("gate_topk")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -233,13 +230,8 @@ print(json.dumps({f"{cell.op} {cell.case}": (cell.verdict, cell.reason) for cell
 """
 
 
-def test_the_triton_kernels_are_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 2 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +20,7 @@ from ferryman.porting.inputs.cases import cases_of, double, materialise
 from ferryman.porting.judging.metrics import UNIT
 from ferryman.porting.model import routines
 from tests.bounded import U32, ratio
+from tests.interpreter import Interpreter
 from tests.ops.gated_delta_rule.independent import gated_delta_rule as matrices
 
 OP = registry.primitive("gated_delta_rule")
@@ -193,13 +190,8 @@ print(json.dumps(found))
 """
 
 
-def test_the_triton_backward_is_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_backward_is_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 1 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
 
 

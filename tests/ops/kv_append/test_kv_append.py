@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.kv_append.definition import kv_append
 from ferryman.porting.inputs.cases import cases_of, materialise
+from tests.interpreter import Interpreter
 from tests.ops.kv_append.independent import appended
 
 OP = registry.primitive("kv_append")
@@ -85,11 +82,6 @@ print(json.dumps({cell.case: (cell.verdict, cell.reason) for cell in cells}))
 """
 
 
-def test_the_triton_kernel_is_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernel_is_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 6 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +15,7 @@ from ferryman.errors import ArgumentError
 from ferryman.ops.linear_w4.definition import linear_w4
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests import bounded
+from tests.interpreter import Interpreter
 from tests.ops.linear_w4.independent import linear_w4 as plain
 
 OP = registry.primitive("linear_w4")
@@ -110,13 +107,8 @@ print(json.dumps({f"{cell.case} {cell.dtype}": (cell.verdict, cell.reason) for c
 """
 
 
-def test_the_triton_kernel_is_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernel_is_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 8 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +14,7 @@ from ferryman.dispatch import cost, rank, registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.bounded import U32, U64, beyond
+from tests.interpreter import Interpreter
 from tests.ops.moe.independent import grouped_linear as plain
 
 GROUPED = registry.primitive("grouped_linear")
@@ -334,11 +331,6 @@ print(json.dumps({f"{cell.op} {cell.case}": (cell.verdict, cell.reason) for cell
 """
 
 
-def test_the_triton_kernels_are_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 7 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +16,7 @@ from ferryman.ops.paged_attention import bounds
 from ferryman.ops.paged_attention.definition import paged_attention
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests import bounded
+from tests.interpreter import Interpreter
 from tests.ops.paged_attention.independent import paged_attention as one_by_one
 
 OP = registry.primitive("paged_attention")
@@ -109,11 +106,6 @@ print(json.dumps({cell.case: (cell.verdict, cell.reason) for cell in cells}))
 """
 
 
-def test_the_triton_kernel_is_right_interpreted() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    verdicts = json.loads(done.stdout)
+def test_the_triton_kernel_is_right_interpreted(interpreter: Interpreter) -> None:
+    verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 4 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
