@@ -53,7 +53,7 @@ from ferryman.dispatch import (
 )
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, ResultError
-from ferryman.ops.primitive import Case, TensorSpec
+from ferryman.ops.primitive import Case
 from ferryman.porting.bench import document, grid
 
 DATA = Path(__file__).parents[1] / "src" / "ferryman" / "device_profiles" / "data"
@@ -96,7 +96,7 @@ class _Row(BaseModel):
 
 
 class _LinearTable(BaseModel):
-    """What `benchmarks/linear.py` writes."""
+    """What `benchmarks/linear.py` writes, in a file of the op's name."""
 
     device: str
     rows: list[_Row]
@@ -198,11 +198,14 @@ def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) ->
         if products.device not in profile.identity.names:
             names = ", ".join(profile.identity.names)
             raise ResultError(f"{path} is of {products.device}, not of {profile.name} ({names})")
+        op = path.name.partition(".")[0]
         for row in products.rows:
-            m, n, k = row.m, row.n, row.k
-            case = Case(f"{m}x{n}x{k}", {"x": TensorSpec((m, k)), "weight": TensorSpec((n, k)), "bias": None})
+            case = drawn_case(op, f"{row.m}x{row.n}x{row.k}")
             known = {"cuda": row.us * 1e-6, "torch": row.cublas_us * 1e-6}
-            yield from _of("linear", case, torch.bfloat16, known, profile)
+            if case is None:
+                gone[UNKNOWN] += len(known)
+                continue
+            yield from _of(op, case, torch.bfloat16, known, profile)
 
 
 def _of(op: str, case: Case, dtype: torch.dtype, times: Mapping[str, float], profile: Profile) -> Iterator[Measured]:
@@ -346,12 +349,10 @@ CHOOSERS = ("preference", "cost model", "near regions", "dispatch")
 Cell = dict[str, Measured]  # by implementation
 
 
-def family(op: str, case: str) -> str:
-    """What cells of an op share that are left out together: the weight of a product, the numbers of heads, their size
-    and whether there is one query; else the width."""
-    if op.startswith(("attention", "rope")):
-        return " ".join(w for w in case.split() if w[0] in "HD" or w == "Q1")
-    return case.partition("x")[2]
+def family(case: str) -> str:
+    """What cells of an op share that are left out together: the numbers of heads, their size and whether there is one
+    query; where a case has none of these, all sizes but the first: the weight of a product, or the width."""
+    return " ".join(w for w in case.split() if w[0] in "HD" or w == "Q1") or case.partition("x")[2]
 
 
 def regret(measured: Sequence[Measured], profile: Profile, whole: bool = False) -> dict[str, dict[str, list[float]]]:
@@ -365,7 +366,7 @@ def regret(measured: Sequence[Measured], profile: Profile, whole: bool = False) 
         cells_of[one.group, one.case][one.implementation] = one
     families: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for (group, case), here in cells_of.items():
-        families[group, family(group.partition(" ")[0], case) if whole else case].append(here)
+        families[group, family(case) if whole else case].append(here)
     regrets: dict[str, dict[str, list[float]]] = {}
     for (group, _), left_out in families.items():
         gone = {next(iter(cell.values())).case for cell in left_out}
