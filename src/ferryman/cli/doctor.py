@@ -20,7 +20,7 @@ from ferryman import files, settings
 from ferryman.backends.simt.launcher import cache_directory
 from ferryman.cli import output
 from ferryman.device_profiles import Profile, catalogue, loading
-from ferryman.dispatch import lockfile, registry
+from ferryman.dispatch import lockfile, proposals, registry
 from ferryman.errors import LockfileError, SettingError
 from ferryman.porting.inputs.cases import cases_of, dtype_of, must_be_arguments, specs_of
 from ferryman.porting.tune.check import check
@@ -153,6 +153,7 @@ def _broken() -> dict[str, str]:
     """What other packages would add and cannot, and kernels, ours too, that cannot be imported; all is read for it."""
     registry.evidences(), registry.backends(), catalogue()
     profiles = {f"profiles {name}": reason for name, reason in loading.broken().items()}
+    proposals.ask()
     return {**registry.broken(), **profiles, **_faults()}
 
 

@@ -60,7 +60,8 @@ def broken() -> Mapping[str, str]:
     return MappingProxyType(_broken)
 
 
-def _leave_out(kind: str, name: str, error: BaseException) -> None:
+def leave_out(kind: str, name: str, error: BaseException) -> None:
+    """Name what broke of another package: `broken` lists it."""
     text = str(error).strip()
     _broken[f"{kind} {name}"] = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
@@ -109,7 +110,7 @@ def load(family: Family) -> None:
     except Exception as error:
         if family.ours:
             raise
-        _leave_out("ops", family.name, error)
+        leave_out("ops", family.name, error)
         _catalogue.done.add(package)
         return
     running = getattr(module.__spec__, "_initializing", False)  # it is what asks for an op
@@ -134,7 +135,7 @@ def enter(package: str, install: Callable[[tuple[Primitive, ...]], None]) -> Non
         _remove(family)
         if family.ours:
             raise
-        _leave_out("ops", family.name, error)
+        leave_out("ops", family.name, error)
         _catalogue.done.add(package)
     else:
         _catalogue.done.add(package)
@@ -239,7 +240,7 @@ def evidences() -> Mapping[str, Evidence]:
         except Exception as error:
             if family.ours:
                 raise
-            _leave_out("evidence", family.name, error)
+            leave_out("evidence", family.name, error)
     return MappingProxyType(by_op)
 
 
@@ -296,7 +297,7 @@ def backends() -> Mapping[str, Backend]:
                 raise ValueError(f"a backend of ours is called {entry.name!r}")
             by_name[entry.name] = entry.load()()
         except Exception as error:  # noqa: BLE001 - as in _catalogue
-            _leave_out("backend", entry.name, error)
+            leave_out("backend", entry.name, error)
     return MappingProxyType(by_name)
 
 

@@ -11,12 +11,9 @@ the function's arguments) -> a term, or None for a call beyond it.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -250,16 +247,15 @@ class Folding:
     plain: Callable[[Mapping[str, Any]], dict[str, Any] | None] = lambda options: None
 
 
-def families() -> Iterator[ModuleType]:
-    """The ``recognise`` modules of all op folders."""
-    for folder in pkgutil.iter_modules(ops.__path__):
-        if folder.ispkg:
-            name = f"{ops.__name__}.{folder.name}.recognise"
-            if importlib.util.find_spec(name) is not None:
-                yield importlib.import_module(name)
-
-
 _FACES = {name: getattr(ops, name) for name in ops.__all__}
+
+
+def name_op(name: str, face: Callable[..., Any]) -> None:
+    """Let expressions say ``ops.NAME`` of an op of another package. Raises ValueError where that is something else."""
+    if getattr(ops, name, face) is not face:
+        raise ValueError(f"ferryman.ops.{name} is something else already; required: an op of another name")
+    setattr(ops, name, face)
+    _FACES[name] = face
 
 
 class Definitions:

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from ferryman.dispatch import registry
-from ferryman.ops.recognition import Traced, families
+from ferryman.dispatch.proposals import proposals
+from ferryman.ops.recognition import Traced
 from ferryman.porting.graph.nodes import hinted, name_of, value, widening
 from ferryman.porting.graph.region import Argument, Candidate
 
@@ -43,7 +44,7 @@ class _Reader:
 
 @lru_cache(maxsize=1)
 def _traced() -> list[tuple[str, Traced]]:
-    return [pair for family in families() if hasattr(family, "traced") for pair in family.traced().items()]
+    return proposals("traced")
 
 
 def proposed(graph: fx.Graph) -> Iterator[Candidate]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ferryman.ops.recognition import Folding, families
+from ferryman.dispatch.proposals import proposals
+from ferryman.ops.recognition import Folding
 from ferryman.porting.graph.nodes import disturbs, name_of, value
 from ferryman.porting.graph.region import Candidate, Draw, computed, symbols_of
 
@@ -23,7 +24,7 @@ _MOST_NODES = 400
 
 @lru_cache(maxsize=1)
 def _foldings() -> list[Folding]:
-    return [f for family in families() if hasattr(family, "foldings") for f in family.foldings()]
+    return proposals("foldings")
 
 
 def folded(candidate: Candidate) -> Candidate | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ferryman.ops.recognition import families
+from ferryman.dispatch.proposals import proposals
 from ferryman.porting.graph import arithmetic, reductions, views  # noqa: F401 - they enter their rules
 from ferryman.porting.graph.nodes import CASTS, FLOATS, HALF, SAME, VIEWS, hinted, name_of, uses, value
 from ferryman.porting.graph.rules import RULES, NoRuleError, axis_of
@@ -126,8 +126,7 @@ class Normal:
 @lru_cache(maxsize=1)
 def _rules() -> Mapping[str, Callable[..., Any]]:
     """Those of arithmetic and of views, and what ops' folders say of the functions that they are."""
-    own = [family.rules() for family in families() if hasattr(family, "rules")]
-    return {name: term_rule for rules in (*own, RULES) for name, term_rule in rules.items()}
+    return {**dict(proposals("rules")), **RULES}
 
 
 def _attempt(term_rule: Callable[..., Term | None], normal: Normal, node: fx.Node) -> Term | None:

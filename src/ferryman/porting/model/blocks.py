@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.ops.recognition import Block, Definitions, Layer, compiled, families
+from ferryman.dispatch.proposals import proposals
+from ferryman.ops.recognition import Block, Definitions, Layer, compiled
 from ferryman.porting.model import recognise, source
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.exact import Widened
@@ -53,7 +54,7 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
         _roles[key] = None
         for parameters in _parameters(type(module)):
             block = _block(module, tensors, len(parameters))
-            layers = [x for family in families() if hasattr(family, "blocks") for x in family.blocks(block)]
+            layers = proposals("blocks", block)
             if layers:
                 _roles[key] = _role_of(module, block, parameters, layers, tuple(children))
                 break

@@ -21,8 +21,8 @@ from torch import Tensor
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import detect
 from ferryman.dispatch import trace
+from ferryman.dispatch.proposals import proposals
 from ferryman.errors import ArgumentError
-from ferryman.ops.recognition import families
 from ferryman.porting.model import config as model_config
 from ferryman.porting.model import exact, measure, modes
 from ferryman.porting.model.floor import Floor
@@ -262,7 +262,7 @@ def _examine(
 
 def judged_sites(report: Any) -> set[str]:
     """Paths of the ported modules that are judged alone; a part of a ported block, such as a product, goes with it."""
-    part = {(op,) for family in families() if hasattr(family, "parts") for op in family.parts()}
+    part = {(op,) for op in proposals("parts")}
     served = {site.path: site.ops for site in report.ported}
     return {p for p, ops in served.items() if ops not in part or not any(p.startswith(f"{o}.") for o in served)}
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ferryman import ops
+from ferryman.dispatch.proposals import proposals
 from ferryman.errors import ArgumentError
 from ferryman.ops import recognition
-from ferryman.ops.recognition import Definitions, compiled, families
+from ferryman.ops.recognition import Definitions, compiled
 from ferryman.porting.model import recognise, source
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.leaf import class_code, inputs_of, keep_state, state_of
@@ -80,7 +81,7 @@ def shown_of(module: nn.Module) -> Shown | None:
 
 
 def _shown_of(module: nn.Module, shapes: dict[str, tuple[int, ...]]) -> Shown | None:
-    candidates = [c for f in families() if hasattr(f, "cuts") for c in f.cuts(shapes)]
+    candidates = proposals("cuts", shapes)
     if not candidates or len(inputs_of(type(module))) != 1:
         return None
     trace = Trace()

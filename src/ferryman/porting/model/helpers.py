@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ferryman import ops
-from ferryman.ops.recognition import Definitions, Helper, compiled, families
+from ferryman.dispatch.proposals import proposals
+from ferryman.ops.recognition import Definitions, Helper, compiled
 from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.proof import Proof, prove
 from ferryman.porting.model.trace import Read, Trace, Unproven, meaning
@@ -55,7 +56,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
     defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
     required = [n for n in names if n not in defaults]
     trace = Trace()
-    wanted = [h for f in families() if hasattr(f, "helpers") for h in f.helpers() if h.parameters == len(required)]
+    wanted = [h for h in proposals("helpers") if h.parameters == len(required)]
     if not wanted or tuple(required) != names[: len(required)]:
         return
     try:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
+from ferryman.dispatch.proposals import proposals
+from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled
 from ferryman.porting.model import adding, beyond, serving, source
 from ferryman.porting.model.branches import follow_function, follow_module
 from ferryman.porting.model.leaf import (
@@ -124,7 +125,7 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
     leaf = leaf_of(module)
     if leaf is None:
         return None
-    candidates = [c for family in families() if hasattr(family, "modules") for c in family.modules(leaf)]
+    candidates = proposals("modules", leaf)
     if not candidates:
         return None
     if leaf.inputs == 2 and any(c.gate for c in candidates):
@@ -365,13 +366,12 @@ def _gate_of(function: Any, module: bool) -> Gate | None:
     inputs: list[tuple[Tensor, ...]] = [(x,) for _, x in drawn(4, 96)]
     inputs.append((torch.linspace(-30, 30, 601, dtype=torch.float64).reshape(1, -1),))
     inputs.append((torch.linspace(-2, 2, 96, dtype=torch.float64).reshape(2, 3, 16),))
-    for family in families():
-        for gate in family.gates() if hasattr(family, "gates") else ():
-            if prove(call, gate.function, inputs).ok:
-                try:
-                    return gate if not trace.guards() and not trace.reads else None
-                except Unproven:
-                    return None
+    for gate in proposals("gates"):
+        if prove(call, gate.function, inputs).ok:
+            try:
+                return gate if not trace.guards() and not trace.reads else None
+            except Unproven:
+                return None
     return None
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ferryman import ops
-from ferryman.ops.recognition import Definitions, Routine, Signature, compiled, families
+from ferryman.dispatch.proposals import proposals
+from ferryman.ops.recognition import Definitions, Routine, Signature, compiled
 from ferryman.porting.model import source
 from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.exact import Widened
@@ -89,9 +90,9 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
         return
     defaults = function.__defaults__ or ()
     signature = Signature(len(names) - len(defaults), defaults)
-    proposals = [r for f in families() if hasattr(f, "routines") for r in f.routines(signature)]
+    routines = proposals("routines", signature)
     ours = {"ops", "torch", *(f"a{i}" for i in range(len(names)))}
-    if not proposals or ours & set(names):
+    if not routines or ours & set(names):
         return
     trace = Trace()
     try:
@@ -99,7 +100,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
     except Unproven:
         return
     op, shown = "", set()
-    for routine in proposals:
+    for routine in routines:
         fixed = frozenset(routine.fixed.items())
         if fixed in shown or (op and routine.op != op):
             continue

@@ -6,7 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from ferryman.ops.recognition import Served, families
+from ferryman.dispatch.proposals import proposals
+from ferryman.ops.recognition import Served
 from ferryman.porting.model import source
 
 Conditions = tuple[tuple[str, bool, str], ...] | None
@@ -48,7 +49,7 @@ class Use:
 @functools.cache
 def served() -> dict[Any, Served]:
     """Functions of PyTorch -> what serves them."""
-    return {f: s for family in families() if hasattr(family, "functions") for f, s in family.functions().items()}
+    return dict(proposals("functions"))
 
 
 more: dict[Any, Served] = {}  # functions of other libraries -> what serves them (integrations add)
