@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gzip
 import hashlib
 import json
 import math
@@ -469,7 +470,7 @@ def _run(given: argparse.Namespace) -> None:
     profile = profile_of(given.profile)
     measured, sources = _gathered(given.files, profile)
     fitted = table(measured, profile)
-    target = DATA / f"{profile.name}.costs.json"
+    target = DATA / f"{profile.name}{cost.FILE}"
     if given.write and not given.drop:
         _require_all(target, fitted)
     for group, kinds in fitted.items():
@@ -492,7 +493,7 @@ def _run(given: argparse.Namespace) -> None:
         text = written(fitted, profile, stamp)
         cost.load(text, "the fitted file", profile.name)
         try:
-            write_whole(target, text.encode())
+            write_whole(target, gzip.compress(text.encode(), mtime=0))
         except OSError as error:
             raise FerrymanError(f"{target} cannot be written: {error.strerror}") from error
 

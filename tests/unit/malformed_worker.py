@@ -145,7 +145,7 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "compare": ("r.json", RESULTS, lambda p: compare.compare([p, p])),
     "replay": ("r.json", RESULTS, replay_results.load),
     "bench": ("b.json", BENCH, bench.load),
-    "lockfile": ("l.json", (DATA / "h200.lock.json").read_bytes(), lockfile_document.load),
+    "lockfile": ("l.json", gzip.decompress((DATA / "h200.lock.json.gz").read_bytes()), lockfile_document.load),
     "capsule": ("c.capsule", CAPSULE, capsule.load),
     "any capsule": ("c.capsule", CAPSULE, model.load),
     "fingerprint": (

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ferryman
-from ferryman import ops
+from ferryman import files, ops
 from ferryman.device_profiles import detect
 from ferryman.device_profiles import profile as profile_of
 from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, near, registry, select, state
@@ -266,7 +266,7 @@ def test_a_file_of_another_kind_or_device_is_refused() -> None:
 
 def test_a_damaged_file_costs_the_predictions_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "h200.costs.json").write_text("{")
+    (tmp_path / "data" / "h200.costs.json.gz").write_text("{")
     monkeypatch.setattr(cost.resources, "files", lambda package: tmp_path)
     cost.forget()
     args = (meta(1024, 1024), meta(1024, 1024), None)
@@ -277,11 +277,12 @@ def test_a_damaged_file_costs_the_predictions_and_nothing_else(tmp_path: Path, m
 
 def test_what_is_shipped_is_whole_and_only_of_what_exists() -> None:
     folder = Path(str(cost.resources.files("ferryman.device_profiles"))) / "data"
-    shipped = sorted(folder.glob("*.costs.json"))
-    assert [f.name for f in shipped] == ["h200.costs.json"]
+    shipped = sorted(folder.glob("*.costs.json.gz"))
+    assert [f.name for f in shipped] == ["h200.costs.json.gz"]
     for file in shipped:
-        name = file.name.removesuffix(".costs.json")
-        table, raw = cost.load(file.read_text(), file.name, name), json.loads(file.read_text())
+        name = file.name.removesuffix(cost.FILE)
+        text = files.unpacked(file.read_bytes()).decode()
+        table, raw = cost.load(text, file.name, name), json.loads(text)
         assert profile_of(name).name == name and raw["stamp"]["fitted"] and len(raw["stamp"]["from"]) >= 1
         for group, kinds in table.items():
             op, bits = group.split()

@@ -229,8 +229,8 @@ def data(fitting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     folder = tmp_path / "data"
     folder.mkdir()
     monkeypatch.setattr(fitting, "DATA", folder)
-    (folder / "h200.costs.json").write_text('{"ops": {"linear 16": {}, "softmax 16": {}}}')
-    return folder / "h200.costs.json"
+    (folder / "h200.costs.json.gz").write_text('{"ops": {"linear 16": {}, "softmax 16": {}}}')
+    return folder / "h200.costs.json.gz"
 
 
 def test_a_file_without_times_fails_and_says_what_was_left_out(
@@ -261,7 +261,7 @@ def test_an_op_vanishes_from_the_costs_only_where_that_is_asked_for(
     data.write_text("[")
     assert run(fitting, monkeypatch, "h200", file, "--write") == 2
     assert run(fitting, monkeypatch, "h200", file, "--write", "--drop") == 0
-    assert set(cost.load(data.read_text(), "text", "h200")) == {"softmax 16"}
+    assert set(cost.load(files.unpacked(data.read_bytes()).decode(), "text", "h200")) == {"softmax 16"}
     assert run(fitting, monkeypatch, "h200", file, "--write") == 0  # nothing vanishes
     assert [path.name for path in data.parent.iterdir()] == [data.name]
 

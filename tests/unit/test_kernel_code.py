@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ferryman import files
 from ferryman.device_profiles import resolve
 from ferryman.dispatch import kernel_code, lockfile_document, lockfile_migrate, registry
 from ferryman.ops.norm import implementations
@@ -54,7 +55,7 @@ def apart(x):
 """
 
 NUMBER = itertools.count()
-SHIPPED = sorted(Path(lockfile_document.__file__).parents[1].glob("device_profiles/data/*.lock.json"))
+SHIPPED = sorted(Path(lockfile_document.__file__).parents[1].glob("device_profiles/data/*.lock.json.gz"))
 
 
 @pytest.fixture
@@ -138,8 +139,8 @@ def test_a_lockfile_that_ships_was_measured_with_todays_kernels(file: Path) -> N
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("measured", ["with these kernels", "before"])
 def test_a_lockfile_of_an_earlier_version_keeps_its_times(version: int, measured: str, tmp_path: Path) -> None:
-    shipped = next(file for file in SHIPPED if file.name == "h200.lock.json")
-    raw = json.loads(shipped.read_text(encoding="utf-8"))
+    shipped = next(file for file in SHIPPED if file.name == "h200.lock.json.gz")
+    raw = files.document(shipped)
     region, entry = next(iter(raw["choices"]["rms_norm_backward"].items()))
     earlier = {4: lockfile_migrate._raw_digest, 5: lockfile_migrate._parsed_digest}[version]
     entry["kernels"] = earlier("rms_norm_backward") if measured == "with these kernels" else "0" * 64
@@ -155,8 +156,8 @@ def test_a_lockfile_of_an_earlier_version_keeps_its_times(version: int, measured
 @pytest.mark.parametrize("measured", ["with these kernels", "before"])
 def test_what_a_launcher_chose_between_has_names_of_its_own(measured: str, tmp_path: Path) -> None:
     """In version 6 "triton" was whichever of its kernels served a call of the region."""
-    shipped = next(file for file in SHIPPED if file.name == "h200.lock.json")
-    raw = json.loads(shipped.read_text(encoding="utf-8"))
+    shipped = next(file for file in SHIPPED if file.name == "h200.lock.json.gz")
+    raw = files.document(shipped)
     op = "rms_norm_backward"
     choices: dict[str, Any] = {}
     for region, entry in raw["choices"][op].items():

@@ -447,9 +447,9 @@ def test_the_packages_lockfile_is_in_force_without_a_setting(tmp_path: Path, mon
 
 def test_lockfiles_of_the_package_are_whole() -> None:
     folder = Path(ferryman.__file__).parent / "device_profiles" / "data"
-    for path in folder.glob("*.lock.json"):
+    for path in folder.glob("*.lock.json.gz"):
         document = lockfile_document.load(path)
-        assert document.choices and f"{document.stamp['profile']}.lock.json" == path.name
+        assert document.choices and f"{document.stamp['profile']}.lock.json.gz" == path.name
         assert all(document.stamp[fact] for fact in ("arch", "units", "torch", "triton", "cuda", "driver"))
         _, others = lockfile_document.holding(document)
         assert not [one for one in others if "its kernels changed" not in one[2]]
@@ -611,7 +611,7 @@ def test_regions_are_known_before_the_measurement() -> None:
     """On meta tensors as on inputs, and as the packages' lockfiles have them."""
     recorded = {
         (path.name.split(".")[0], op, entry.case): region
-        for path in (Path(ferryman.__file__).parent / "device_profiles" / "data").glob("*.lock.json")
+        for path in (Path(ferryman.__file__).parent / "device_profiles" / "data").glob("*.lock.json.gz")
         for op, entries in lockfile_document.load(path).choices.items()
         for region, entry in entries.items()
     }

@@ -6,8 +6,8 @@ Bytes and flops are the op's declared least (`Cost`), bandwidth and peak the pro
 ``fixed`` seconds and the shares ``memory`` and ``compute`` that it reaches, was fitted to measured calls; ``beside`` is
 what the fit missed at those, averaged so that the nearer ones count more: how a kernel fares with few heads, short
 sequences or a ragged tile, which no formula of bytes and operations has. The numbers stand for each device, op, kind of
-call and implementation in ``device_profiles/data/PROFILE.costs.json``, which `benchmarks/fit_costs.py` fits; the file
-says from what. A call of another kind, or whose sizes lie outside those that were measured, has no prediction.
+call and implementation in ``device_profiles/data/PROFILE.costs.json.gz``, which `benchmarks/fit_costs.py` fits; the
+file says from what. A call of another kind, or whose sizes lie outside those that were measured, has no prediction.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from typing import Any
 
 import torch
 
+from ferryman import files
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as named_profile
 from ferryman.errors import ProfileError
 from ferryman.ops.primitive import Primitive
 
+FILE = ".costs.json.gz"  # behind the profile's name
 VERSION = 2  # 2: kinds of calls, and what the fit missed at measured ones
 ENOUGH = 4  # cells from which a fit orders anything: with fewer its error cannot be told
 BEYOND = 1.0  # powers of two by which a size may leave the range that was measured
@@ -291,7 +293,7 @@ def _siblings(profile: str) -> list[str]:
     """Measured devices of a profile's arch, itself apart."""
     arch = named_profile(profile).arch
     data = resources.files("ferryman.device_profiles") / "data"
-    others = sorted(f.name.removesuffix(".costs.json") for f in data.iterdir() if f.name.endswith(".costs.json"))
+    others = sorted(f.name.removesuffix(FILE) for f in data.iterdir() if f.name.endswith(FILE))
     return [name for name in others if name != profile and named_profile(name).arch == arch]
 
 
@@ -302,12 +304,12 @@ def _travelled(known: Coefficients) -> Coefficients:
 @lru_cache(maxsize=None)
 def _own(profile: str) -> Mapping[str, Kinds]:
     """What was fitted on a device; a damaged file is reported once and ignored, as preferences do without it."""
-    file = resources.files("ferryman.device_profiles") / "data" / f"{profile}.costs.json"
+    file = resources.files("ferryman.device_profiles") / "data" / f"{profile}{FILE}"
     if not file.is_file():
         return {}
     try:
-        return load(file.read_text(encoding="utf-8"), str(file), profile)
-    except (OSError, UnicodeDecodeError, ProfileError) as error:
+        return load(files.unpacked(file.read_bytes()).decode("utf-8"), str(file), profile)
+    except (OSError, ValueError, ProfileError) as error:  # ValueError: gzip's, or UTF-8's
         warnings.warn(f"predicted costs ignored for {profile}: {error}", stacklevel=2)
         return {}
 

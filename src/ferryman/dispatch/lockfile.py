@@ -64,7 +64,7 @@ def region(op: Primitive, args: Sequence[Any]) -> str:
 
 def shipped(profile: Profile) -> Path | None:
     """The lockfile of a device that comes with the package; None where none was measured."""
-    path = Path(str(resources.files("ferryman.device_profiles") / "data" / f"{profile.name}.lock.json"))
+    path = Path(str(resources.files("ferryman.device_profiles") / "data" / f"{profile.name}.lock.json.gz"))
     return path if path.is_file() else None
 
 
