@@ -27,7 +27,8 @@ class Leaf:
     """A module without children, seen from outside. ``vectors`` and ``matrices`` are its parameters' and floating
     buffers' shapes by name, ``scalars`` the names of those without dimensions; ``numbers`` its float attributes,
     ``constants`` the floats in its forward's code; ``widths`` are its one-element shapes, for modules that hold no
-    tensor; ``integers`` its int attributes; ``inputs`` how many tensors its forward may take."""
+    tensor; ``integers`` its int attributes; ``inputs`` how many tensors its forward may take; ``rows`` vectors with
+    sides of one before them, such as (1, 1, D): how many such sides, and D."""
 
     vectors: Mapping[str, int]
     matrices: Mapping[str, tuple[int, int]]
@@ -37,6 +38,7 @@ class Leaf:
     scalars: tuple[str, ...] = ()
     integers: Mapping[str, int] = field(default_factory=dict)
     inputs: int = 1
+    rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,23 +19,29 @@ _LARGEST_EPS = 0.1
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
     """RMS norms with a weight, an offset weight or none, rounded before the weight or not; layer norms."""
-    if leaf.matrices or len(leaf.vectors) > 2:
+    tensors = dict(leaf.vectors) | {n: width for n, (_, width) in leaf.rows.items()}
+    if leaf.matrices.keys() - leaf.rows or len(tensors) > 2:
         return
-    widths = set(leaf.vectors.values()) or set(leaf.widths) or {96}
+    widths = set(tensors.values()) or set(leaf.widths) or {96}
     if len(widths) > 1:
         return
     (width,) = widths
-    names = tuple(leaf.vectors)
+    spelled = {n: f"self.{n}" for n in leaf.vectors}
+    # what has another shape later is no vector then, and the op refuses it
+    spelled |= {n: f"self.{n}.squeeze({tuple(range(before))})" for n, (before, _) in leaf.rows.items()}
+    names = tuple(tensors)
     for eps in eps_of(leaf):
         for weight in names if len(names) < 2 else ():
-            offset = f"1.0 + self.{weight}.to(torch.promote_types(self.{weight}.dtype, torch.float32))"
-            for scale, cast in ((f"self.{weight}", True), (f"self.{weight}", False), (offset, False), (offset, True)):
+            plain = spelled[weight]
+            offset = f"1.0 + {plain}.to(torch.promote_types(self.{weight}.dtype, torch.float32))"
+            for scale, cast in ((plain, True), (plain, False), (offset, False), (offset, True)):
                 yield _candidate("rms_norm", f"{scale}, {eps}, {cast}", width, (weight,))
         if not names:
             yield _candidate("rms_norm", f"None, {eps}, False", width)
         for weight, bias in _pairs(names):
-            used = tuple(n.removeprefix("self.") for n in (weight, bias) if n != "None")
-            yield _candidate("layer_norm", f"{weight}, {bias}, {eps}", width, used)
+            used = tuple(n for n in (weight, bias) if n is not None)
+            pair = ", ".join("None" if n is None else spelled[n] for n in (weight, bias))
+            yield _candidate("layer_norm", f"{pair}, {eps}", width, used)
 
 
 def _candidate(op: str, rest: str, width: int, uses: tuple[str, ...] = ()) -> Candidate:
@@ -56,16 +62,15 @@ def eps_of(leaf: Leaf) -> Iterator[str]:
     yield "0.0"
 
 
-def _pairs(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    given = [f"self.{name}" for name in names]
-    if not given:
-        yield "None", "None"
-    elif len(given) == 1:
-        yield given[0], "None"
-        yield "None", given[0]
+def _pairs(names: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
+    if not names:
+        yield None, None
+    elif len(names) == 1:
+        yield names[0], None
+        yield None, names[0]
     else:
-        yield given[0], given[1]
-        yield given[1], given[0]
+        yield names[0], names[1]
+        yield names[1], names[0]
 
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))

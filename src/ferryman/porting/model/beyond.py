@@ -109,16 +109,17 @@ def shown(beyond: Beyond, dims: Sequence[int]) -> list[str]:
 
 
 def dimensions(original: Run, given: Callable[[Tensor], tuple[Any, ...]], width: int) -> list[int]:
-    """How many dimensions an input may have for a module to give a result."""
+    """How many dimensions an input may have for a module to give a result of as many."""
     taken = []
     for count in range(1, 6):
         x = torch.randn((*(2, 3, 2, 2)[: count - 1], width), dtype=torch.float64)
         try:
             with Widened(torch.float64), torch.no_grad(), plain_kernels():
-                original(*given(x))
+                outputs = flat(original(*given(x)))
         except Exception:  # noqa: BLE001 - foreign code refuses what it likes
             continue
-        taken.append(count)
+        if all(y.dim() == count for y in outputs):
+            taken.append(count)
     return taken
 
 

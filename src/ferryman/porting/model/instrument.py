@@ -65,13 +65,9 @@ class Instrument(ast.NodeTransformer):
         self.follower, self.own, self.role, self.depth = follower, function, role, depth
         self.entered = False
         trace = follower.trace
-        self.new: dict[str, Any] = {
-            "ferryman_seen": trace.seen,
-            "ferryman_same": trace.same,
-            "ferryman_each": trace.each,
-            "ferryman_maybe": trace.maybe,
-        }
-        self.testing = 0
+        reports = {"seen": trace.seen, "same": trace.same, "each": trace.each, "maybe": trace.maybe}
+        self.new: dict[str, Any] = {f"ferryman_{name}": report for name, report in reports.items()}
+        self.testing = self.inside = 0
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
         self.self_name = arguments[0] if arguments and follower.kind is not None and role != "helper" else None
         self.parameters = set(arguments)
@@ -79,6 +75,7 @@ class Instrument(ast.NodeTransformer):
         self.first_store: dict[str, int] = {}
         for node in stores:
             self.first_store[node.id] = min(node.lineno, self.first_store.get(node.id, node.lineno))
+        self.nested = source.inner_functions(tree, self.parameters | self.first_store.keys())
 
     # Tests
 
@@ -105,6 +102,8 @@ class Instrument(ast.NodeTransformer):
 
     def _guardable(self, node: ast.expr) -> bool:
         """It reads only the module's state, and the forward's parameters as they came in."""
+        if self.inside:  # its names may be another function's
+            return False
         asked = {id(p.func) for p in ast.walk(node) if isinstance(p, ast.Call) and self._mode(p)}
         for part in ast.walk(node):
             if id(part) in asked or (isinstance(part, ast.Call) and id(part.func) in asked):
@@ -194,7 +193,7 @@ class Instrument(ast.NodeTransformer):
         self.generic_visit(node)
         return node
 
-    visit_Lambda = visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815
+    visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815
     visit_SetComp = visit_DictComp = visit_NamedExpr = _refuse  # noqa: N815
     visit_GeneratorExp = visit_ListComp  # noqa: N815
     visit_TryStar = visit_AsyncFor = visit_AsyncWith = visit_Import = visit_ImportFrom = visit_Delete = _refuse  # noqa: N815
@@ -210,9 +209,30 @@ class Instrument(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if self.entered:
-            return self._refuse(node)
+            known = node.name in self.nested and not (node.decorator_list or self.inside)
+            return self._nested(node) if known else self._refuse(node)
         self.entered = True
         node.body = [self.visit(s) for s in node.body]
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        places = [(n.lineno, n.col_offset) for n in self.nested.values()]
+        return self._nested(node) if (node.lineno, node.col_offset) in places else self._refuse(node)
+
+    def _nested(self, node: ast.FunctionDef | ast.Lambda) -> ast.AST:
+        """A function inside that is called by a name of its own. Its locals hide no name of the file."""
+        given = node.args
+        names = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+        names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        hidden = [n for n in names if source.resolve(ast.Name(n, ast.Load()), self.own) is not MISSING]
+        more = given.vararg or given.kwarg or given.defaults or any(given.kw_defaults)
+        if more or hidden or names & {self.self_name, *self.nested}:
+            return self._refuse(node)
+        self.inside += 1
+        body = node.body if isinstance(node.body, list) else [node.body]
+        changed = [self.visit(s) for s in body]
+        node.body = changed if isinstance(node.body, list) else changed[0]
+        self.inside -= 1
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -275,6 +295,8 @@ class Instrument(ast.NodeTransformer):
             if followed is not None:
                 node.func = self._new(followed, target)
                 node.args.insert(0, ast.copy_location(ast.Name(self.self_name or "self", ast.Load()), target))
+        elif isinstance(target, ast.Name) and target.id in self.nested:
+            pass  # its body reports
         elif isinstance(target, ast.Name) or source.resolve(target, self.own) is not MISSING:
             replaced = self._known(source.resolve(target, self.own), ast.unparse(target))
             self._global(target)

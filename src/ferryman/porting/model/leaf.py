@@ -9,11 +9,11 @@ import inspect
 import itertools
 import math
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ferryman.ops.recognition import Leaf
 from ferryman.porting.model import source
@@ -27,13 +27,21 @@ def leaf_of(module: nn.Module) -> Leaf | None:
     if next(module.children(), None) is not None:
         return None
     weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if any(p.dim() > 2 or not p.is_floating_point() for p in weights.values()):
+    rows = {n: (p.dim() - 1, p.shape[-1]) for n, p in weights.items() if p.dim() > 1 and p.numel() == p.shape[-1] > 1}
+    others = {n: p for n, p in weights.items() if n not in rows or p.dim() == 2}
+    if any(p.dim() > 2 for p in others.values()) or not all(p.is_floating_point() for p in weights.values()):
         return None
     numbers = {
         n: float(v)
         for n, v in vars(module).items()
         if isinstance(v, float) and not isinstance(v, bool) and n.isidentifier()
     }
+    reached = names_reached(type(module))
+    for name, value in vars(module).items():
+        inside = value if type(value) is dict else settings_of(value, reached) if name not in _OWN else None
+        for n, v in (inside or {}).items() if name in reached and name.isidentifier() else ():
+            if isinstance(v, float) and isinstance(n, str):
+                numbers[f"{name}[{n!r}]" if inside is value else f"{name}.{n}"] = v
     constants: list[float] = []
     for function in source.methods(type(module)).values():
         inner = source.innermost(function)
@@ -50,6 +58,7 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         tuple(n for n, p in weights.items() if p.dim() == 0),
         {n: v for n, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool) and n.isidentifier()},
         max(1, len(pair_of(type(module)))),
+        rows,
     )
 
 
@@ -179,6 +188,11 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
             continue
         if lasting(value):
             continue
+        kept = settings_of(value, reached) if name.isidentifier() else None
+        if kept is not None:
+            meant = (f"self.{name}.{n}" for n in kept)
+            tests += [f"ferryman_same({text}, {v!r})" for text, v in zip(meant, kept.values(), strict=True)]
+            continue
         if not name.isidentifier() or not _literal(value) or len(repr(value)) > _LONGEST:
             kept = f"{type(value).__name__} {name}"
             raise Unproven(f"its forward reads its {kept}, which may change in place, and no cheap test shows that")
@@ -203,6 +217,47 @@ def lasting(value: Any) -> bool:
         return lasting(value.func) and all(map(lasting, (*value.args, *value.keywords.values())))
     functions = type | types.FunctionType | types.BuiltinFunctionType | staticmethod | classmethod | property
     return isinstance(value, _PLAIN | complex | bytes | torch.device | enum.Enum | nn.Module | functions)
+
+
+_ASKS = {"getattr", "hasattr", "vars", "dir", "setattr", "delattr", "__dict__", "str", "repr"}
+
+
+def settings_of(value: Any, reached: Collection[str]) -> dict[str, Any] | None:
+    """What code that reads the names ``reached`` may read of an object that only holds settings, such as a config.
+
+    None for any other object: one whose class has code of such a name, or code that runs when an attribute is read;
+    one of which such an attribute is no plain value; and where the code may ask for attributes by name.
+    """
+    kind = type(value)
+    own = getattr(value, "__dict__", None)
+    if own is None or isinstance(value, nn.Module | Tensor | types.ModuleType) or set(reached) & _ASKS:
+        return None
+    if kind.__getattribute__ not in (object.__getattribute__, types.SimpleNamespace.__getattribute__):
+        return None
+    bases = [b for b in kind.__mro__ if b not in (object, types.SimpleNamespace)]
+    if any(n in vars(base) for base in bases for n in _ACTS):
+        return None
+    if any(hasattr(type(v), "__get__") for base in bases for n, v in vars(base).items() if n in reached):
+        return None  # a method, a property
+    read = {n: getattr(value, n) for n in reached if n in own or any(n in vars(base) for base in bases)}
+    plain = all(n.isidentifier() and not n.startswith("__") and _literal(v) for n, v in read.items())
+    return dict(sorted(read.items())) if read and plain else None
+
+
+# What runs when an object is read, called, compared, gone over or computed with
+_ACTS = {
+    *(
+        "__getattr__",
+        "__call__",
+        "__len__",
+        "__iter__",
+        "__bool__",
+        "__getitem__",
+        "__contains__",
+        "__torch_function__",
+    ),
+    *("__float__", "__int__", "__index__", "__add__", "__radd__", "__mul__", "__rmul__", "__sub__", "__rsub__"),
+}
 
 
 def _literal(value: Any) -> bool:

@@ -147,18 +147,22 @@ def _shown(
         return Refusal(f"its forward calls its inputs {' and '.join(parameters)}")
     trace = Trace()
     try:
+        contents_tests(module)  # before it runs: what an object of another's does when it is read may last
         followed = follow_module(module, trace)
     except Unproven as error:
         return Refusal(str(error))
     numbers = frozenset(trace.numbers | own_numbers(module))
     twin = narrowed(module, leaf, numbers)
-    names = (*leaf.vectors, *leaf.matrices, *leaf.scalars)
-    twin["ferryman_dims"] = dimensions(followed, twin, names, candidates[0])
+    names = (*leaf.vectors, *leaf.matrices, *leaf.scalars, *(n for n in leaf.rows if n not in leaf.matrices))
+    # of what takes numbers of rows, and of what takes the rows themselves
+    kinds = {bool(c.rows): c for c in reversed(candidates)}
+    dims = {rows: dimensions(followed, twin, names, c) for rows, c in kinds.items()}
     for test in trace.tests:  # what was refused covers nothing
         test.seen.clear()
     nearest: tuple[float, str] | None = None
     shown: list[tuple[Candidate, Proof]] = []
     for candidate in candidates:
+        twin["ferryman_dims"] = dims[bool(candidate.rows)]
         proof = _prove(followed, twin, names, candidate)
         if proof.ok:
             shown.append((candidate, proof))
@@ -170,6 +174,7 @@ def _shown(
         tried = frozenset(c.op for c in candidates)
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
+    twin["ferryman_dims"] = dims[bool(candidate.rows)]
     try:
         more = _beyond(followed, twin, names, candidate, numbers)
     except Disagreement as error:

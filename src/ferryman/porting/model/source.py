@@ -13,7 +13,8 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -335,3 +336,19 @@ def methods(kind: type) -> dict[str, Any]:
     """
     own = {n: v for n, v in members(kind).items() if isinstance(v, types.FunctionType)}
     return {n: v for n, v in own.items() if not (n.startswith("__") and n != "__call__") and n != "extra_repr"}
+
+
+def inner_functions(tree: ast.FunctionDef, others: Collection[str]) -> dict[str, ast.FunctionDef | ast.Lambda]:
+    """Functions that a function's own block defines, each by the one name that only it has."""
+    known: dict[str, ast.FunctionDef | ast.Lambda] = {}
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    defined = Counter(n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef) and defined[statement.name] == 1 and statement.name not in others:
+            known[statement.name] = statement
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target, value = statement.targets[0], statement.value
+            once = isinstance(target, ast.Name) and stores[target.id] == 1 and not defined[target.id]
+            if isinstance(target, ast.Name) and isinstance(value, ast.Lambda) and once:
+                known[target.id] = value
+    return known

@@ -1,0 +1,117 @@
+# ruff: noqa: E501
+"""Norms in spellings that people write by hand are ported; what differs in little from them is not."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ferryman
+from ferryman.errors import PortError
+from tests.unit.disguises import HEAD, RIGHT, WRONG
+
+# how many of a kind's spellings are left today, and why
+LEFT = {
+    "the weight in a ParameterList or ParameterDict": 3,  # a leaf has no child
+    "nested functions, lambdas, try, *args": 2,  # no proof follows a handler, or names of arguments that have none
+    "softmax as a method or a module": 3,
+    "g * sigmoid(g) * u": 4,
+    "a gate of a table or ModuleDict": 3,
+    "a product in place": 3,
+    "rope inline, as a method or nested": 4,
+    "a residual by .add or +=": 3,
+    "index_select as an embedding": 1,
+    "padding on the left and a convolution": 2,
+    "a subclass of Conv1d": 2,
+    "a LayerNorm that transposes around": 1,
+    "getattr of a library": 2,
+}
+
+
+class Net(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.beside = inner, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+def _home(code: str, name: str, folder: Path, request: pytest.FixtureRequest) -> ModuleType:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(HEAD + code)
+    sys.path.insert(0, str(folder))
+    request.addfinalizer(lambda: (sys.path.remove(str(folder)), sys.modules.pop(name, None)))
+    return importlib.import_module(name)
+
+
+def _input(kind: str) -> Tensor:
+    if kind == "ids":
+        return torch.tensor([[1, 3, 19], [0, 0, 7]])
+    return torch.randn((2, 64, 9) if kind == "bcs" else (2, 5, 64), generator=torch.Generator().manual_seed(1))
+
+
+def _ported(code: str, op: str, x: Tensor, name: str, folder: Path, request: pytest.FixtureRequest) -> bool:
+    """Whether a pass of the ported module calls the op. Its result is the unported one's either way."""
+    torch.manual_seed(0)
+    model = Net(_home(code, name, folder, request).M()).eval()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    with ferryman.trace() as trace, torch.no_grad():
+        actual = model(x.clone())
+    with torch.no_grad():
+        torch.testing.assert_close(actual, before(x.clone()), rtol=1e-5, atol=1e-5)
+    return op in {called for called, _ in trace.calls}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_right_modules_in_disguise_are_ported(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    name = f"ferryman_disguise_{abs(hash(kind))}"
+    left = [
+        code
+        for i, (code, op, x) in enumerate(RIGHT[kind])
+        if not _ported(code, op, _input(x), f"{name}_{i}", tmp_path, request)
+    ]
+    assert len(left) == LEFT.get(kind, 0), "\n".join(left)
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_differs_in_little_is_not_ported(what: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    code, op, x = WRONG[what]
+    try:
+        assert not _ported(code, op, _input(x), f"ferryman_near_{abs(hash(what))}", tmp_path, request)
+    except PortError as error:
+        assert "inner" in str(error) or "nothing" in str(error)
+
+
+LATER = {
+    "eps of a config": ("self.config.eps", lambda m: setattr(m.config, "eps", 0.5)),
+    "another config": ("self.config.eps", lambda m: setattr(m, "config", type(m.config)(eps=0.5))),
+    "another weight's shape": (
+        "self.config.eps",
+        lambda m: setattr(m, "g", nn.Parameter(torch.linspace(1, 2, 5).reshape(5, 1))),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_what_a_config_or_a_weight_becomes_counts(what: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    eps, change = LATER[what]
+    code = "class M(nn.Module):\n    def __init__(self): super().__init__(); self.g, self.config = ones(1, 1, 64), Config(eps=1e-5, words='a')\n"
+    code += f"    def forward(self, x): return self.g * root(x, {eps})\n"
+    model = Net(_home(code, f"ferryman_later_{abs(hash(what))}", tmp_path, request).M()).eval()
+    before, x = copy.deepcopy(model), _input("x")
+    report = ferryman.port(model)
+    assert [s.role for s in report.ported if s.path == "inner"] == ["rms_norm"]
+    for one in (model, before):
+        change(one.inner)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), before(x))
