@@ -33,6 +33,7 @@ def _softmax_cases() -> Sequence[Case]:
     cases += [Case(f"layout_{lay}", {"x": TensorSpec((6, 200), layout=lay)}) for lay in ("rows", "last", "offset")]
     for fill in ("offset", "constant", "large", "nonfinite", "masked", "zeros"):
         cases.append(Case(f"fill_{fill}", {"x": TensorSpec((5, 384), fill=fill)}))
+    cases.append(Case("wide_slopes", {"x": TensorSpec((2, 16_381), fill="slopes")}))
     exact = {"exact_support": (9, 257), "exact_support_wide": (3, 4099), "exact_support_dims": (2, 3, 64)}
     cases += [Case(n, {"x": TensorSpec(s, fill="support")}, exact=True, inexact=("float32",)) for n, s in exact.items()]
     cases.append(Case("exact_single", {"x": TensorSpec((9, 257), fill="single")}, exact=True))
@@ -117,6 +118,12 @@ def _softmax_calls(sizes: ModelSizes) -> Iterator[dict[str, Any]]:
             yield {"x": TensorSpec((rows, width))}
 
 
+def _slopes(d: Draw) -> Tensor:
+    """A maximum over part of a row, or of a later part alone, is hundreds below another value: its exp overflows."""
+    slope = 512.0 - 1024.0 * d.columns() / max(d.shape[-1] - 1, 1)
+    return d.normal() + torch.where(d.rows() % 2 == 0, slope, -slope)
+
+
 def _loss(rows: int, width: int, smoothing: float = 0.0) -> dict[str, Any]:
     labels = TensorSpec((rows,), dtype="int64", low=0, high=width)
     return {"logits": TensorSpec((rows, width)), "target": labels, "ignore_index": -100, "label_smoothing": smoothing}
@@ -188,6 +195,7 @@ EVIDENCE = (
         fuzz=Domain({"x": Form("... N", (*VALUES, "masked"))}),
         fills=(
             Fill("support", "2^n equal values a row, -inf elsewhere", _support, False),
+            Fill("slopes", "normal, and rows that fall from 512 to -512 or rise from -512 to 512", _slopes, False),
             Fill("single", "one small integer a row, -inf elsewhere", _single, False),
         ),
         bench=_softmax_rows.bench,
