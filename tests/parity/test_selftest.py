@@ -405,4 +405,4 @@ def test_what_is_drawn_today_is_caught() -> None:
     missed = [r.key for r in report.survivors(document)]
     assert document.false_alarms == 0, (today, document.honest.alarms)
     assert document.mutants.non_equivalent >= 20
-    assert document.mutants.caught >= 0.95 * document.mutants.non_equivalent, (today, missed)
+    assert document.mutants.caught >= report.REQUIRED_SHARE * document.mutants.non_equivalent, (today, missed)
