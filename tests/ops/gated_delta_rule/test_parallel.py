@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import double
 from ferryman.porting.judging.metrics import UNIT
 from tests.bounded import ratio
+from tests.interpreter import Interpreter
 
 OP, BACKWARD = registry.primitive("gated_delta_rule"), registry.primitive("gated_delta_rule_backward")
 
@@ -49,7 +49,7 @@ def test_two_chunks_or_more_go_to_the_line_that_takes_them_at_once(
 
 
 INTERPRETED = """
-import json, sys, torch
+import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
@@ -61,34 +61,20 @@ for name, own in (
 ):
     op, line = registry.primitive(name), registry.implementation(name, own)
     for case in (*cases_of(op), *cases_of(op, "standard")):
-        if case.name.startswith(tuple(sys.argv[3:])):
-            cell = check_cell(op, line, case, getattr(torch, sys.argv[2]), simulate=profile(sys.argv[1]))
+        if case.name.startswith(("chunks", "exact_chunks")):
+            cell = check_cell(op, line, case, getattr(torch, dtype), simulate=profile(device))
             found[f"{name} {own} {case.name}"] = (cell.implementation, cell.verdict, cell.reason)
 print(json.dumps(found))
 """
 
 
-def interpreted(program: str, *args: str) -> Any:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *args],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize(
     ("device", "dtype"), [("h200", "float32"), ("h200", "bfloat16"), ("mi300x", "float16"), ("rx7900xtx", "bfloat16")]
 )
-def test_it_passes_every_gate_interpreted(device: str, dtype: str) -> None:
+def test_it_passes_every_gate_interpreted(device: str, dtype: str, interpreter: Interpreter) -> None:
     """Ragged lengths, a state and none, deep decays, whole numbers; RDNA has other chunks."""
-    outcomes = interpreted(INTERPRETED, device, dtype, "chunks", "exact_chunks")
-    assert len(outcomes) == 9
+    outcomes = interpreter.run(f"device, dtype = {device!r}, {dtype!r}\n{INTERPRETED}", timeout=400)
+    assert len(outcomes) == 6  # two lines, three cases
     wrong = {name: outcome for name, outcome in outcomes.items() if outcome[:2] != [name.split()[1], "SIMULATED"]}
     assert not wrong
 
@@ -133,9 +119,9 @@ print(json.dumps(found))
 """
 
 
-def test_hostile_systems_stay_inside_the_bounds_interpreted() -> None:
+def test_hostile_systems_stay_inside_the_bounds_interpreted(interpreter: Interpreter) -> None:
     """Keys nearly or quite the same, reflections (beta |k|^2 = 2), decays of nothing, no rate, a large first state."""
-    ratios = interpreted(HOSTILE)
+    ratios = interpreter.run(HOSTILE, timeout=400)
     assert len(ratios) == 6 and all(value <= 1 for values in ratios.values() for value in values), ratios
 
 
@@ -193,6 +179,13 @@ print(json.dumps(found))
 
 
 def test_products_of_pieces_have_the_digits_of_float32() -> None:
-    """Of a product 2^-21 may be left out, 8 units; the rest is sums. Two pieces of three would be 2^-15 off."""
-    errors = interpreted(PRODUCTS)
+    """Of a product 2^-21 may be left out, 8 units; the rest is sums. Two pieces of three would be 2^-15 off.
+
+    The program changes what its process has of Ferryman, so that the process is its own.
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PRODUCTS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors = json.loads(done.stdout)
     assert len(errors) == 4 and all(0 < error <= 12 for error in errors.values()), errors
