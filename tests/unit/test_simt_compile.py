@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.backends import code_objects, cuda, simt, simt_offline
+from ferryman.backends import code_objects, cuda, nvrtc, simt, simt_offline
 from ferryman.backends.base import Artefact
 from ferryman.backends.simt import Unit, resources, vendor_of, wave_of
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
@@ -56,21 +56,21 @@ def _check(artefact: Artefact, names: list[str], arch: str) -> None:
         assert set(sizes) <= {4, 8} and sizes.count(4) == (1 if "norm" in kernel[".name"] else 0)
 
 
-@pytest.mark.parametrize("binding", [cuda._CupyNvrtc, cuda._BindingsNvrtc])
-def test_every_binding_of_nvrtc_gives_a_whole_cubin(binding: type[cuda.Nvrtc]) -> None:
+@pytest.mark.parametrize("binding", [nvrtc.CupyNvrtc, nvrtc.BindingsNvrtc])
+def test_every_binding_of_nvrtc_gives_a_whole_cubin(binding: type[nvrtc.Nvrtc]) -> None:
     try:
-        nvrtc = binding()
-    except cuda._NOT_LOADABLE as error:
+        known = binding()
+    except nvrtc.NOT_LOADABLE as error:
         pytest.skip(str(error))
     for scale in range(2, 6):  # names of other lengths: the file's length is any number of bytes
         name = "f" * scale
         source = f'extern "C" __global__ void {name}(float* x) {{ x[threadIdx.x] *= {scale}; }}'
-        image, _ = nvrtc.compile(source, "f.cu", ["--gpu-architecture=sm_90a"])
+        image, _ = known.compile(source, "f.cu", ["--gpu-architecture=sm_90a"])
         assert image is not None
         code_objects.check(image, "sm_90a")
         with pytest.raises(ValueError, match="truncated"):
             code_objects.check(image[:-1], "sm_90a")
-    image, log = nvrtc.compile("nonsense", "f.cu", ["--gpu-architecture=sm_90a"])
+    image, log = known.compile("nonsense", "f.cu", ["--gpu-architecture=sm_90a"])
     assert image is None and "nonsense" in log
 
 

@@ -1,31 +1,27 @@
 """CUDA C++ on NVIDIA: NVRTC compiles, CuPy launches. Offline, cuda-bindings and the NVRTC wheel need no driver.
 
-CuPy's own compile path is not used: it appends -ftz=true, which flushes subnormals, and needs a driver. CuPy's and
-cuda-bindings' bindings of NVRTC do the same here; the first that is installed and loads is taken.
+CuPy's own compile path is not used: it appends -ftz=true, which flushes subnormals, and needs a driver (`nvrtc`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import importlib.util
 import os
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from ferryman.backends import code_objects
 from ferryman.backends.base import Artefact, unimportable
+from ferryman.backends.nvrtc import INSTALL, NOT_LOADABLE, nvrtc
 from ferryman.backends.simt import Unit, defines_for
 from ferryman.backends.simt.launcher import LoadedUnits
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError, LaunchError
 
-INSTALL = "pip install ferryman[cuda13] (or ferryman[cuda12] for a CUDA 12 driver)"
-OFFLINE = "pip install cuda-bindings nvidia-cuda-nvrtc"
 # -ffast-math's parts stay off: NVRTC's defaults are IEEE division and square root, subnormals kept.
 OPTIONS = ("-std=c++17", "--ptxas-options=-v")
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -36,96 +32,7 @@ _UNASKED_SHARED = 40 * 1024  # of the 48 KiB that a kernel may use without askin
 # Everything else (out of memory, illegal address, a sticky error of earlier work) rises as it is.
 _REFUSED = frozenset({1, 9, 400, 701})
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
-_NOT_LOADABLE = (ImportError, OSError, RuntimeError, AttributeError, ValueError, TypeError)
 _LAUNCHING = ("numpy", "cupy", "cupy.cuda.runtime", "cupy.cuda.function", "cupy_backends.cuda.api.driver")
-
-
-class Nvrtc(Protocol):
-    """A binding of NVRTC."""
-
-    def version(self) -> tuple[int, int]: ...
-
-    def compile(self, source: str, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
-        """(cubin, log); no cubin where the source was refused."""
-        ...
-
-
-def _whole(cubin: bytes) -> bytes:
-    """CuPy 14 takes the last byte for a terminating NUL and drops it. It is the highest of the last program header's
-    alignment, so 0."""
-    try:
-        code_objects.code_bytes(cubin)
-    except ValueError:
-        return cubin + b"\0"
-    return cubin
-
-
-class _CupyNvrtc:
-    def __init__(self) -> None:
-        self._nvrtc: Any = importlib.import_module("cupy.cuda").nvrtc
-        self.version()  # loads the library, or raises
-
-    def version(self) -> tuple[int, int]:
-        major, minor = self._nvrtc.getVersion()
-        return int(major), int(minor)
-
-    def compile(self, source: str, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
-        program = self._nvrtc.createProgram(source, name, (), ())
-        try:
-            try:
-                self._nvrtc.compileProgram(program, tuple(options))
-            except self._nvrtc.NVRTCError as error:
-                return None, f"{error}\n{self._nvrtc.getProgramLog(program)}"
-            return _whole(bytes(self._nvrtc.getCUBIN(program))), str(self._nvrtc.getProgramLog(program))
-        finally:
-            self._nvrtc.destroyProgram(program)
-
-
-class _BindingsNvrtc:
-    def __init__(self) -> None:
-        self._nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-        self.version()
-
-    def _call(self, name: str, *args: Any) -> Any:
-        code, *rest = getattr(self._nvrtc, name)(*args)
-        if int(code) != 0:
-            raise RuntimeError(f"{name} failed: {code}")
-        return rest[0] if len(rest) == 1 else tuple(rest)
-
-    def version(self) -> tuple[int, int]:
-        major, minor = self._call("nvrtcVersion")
-        return int(major), int(minor)
-
-    def _text(self, size: str, get: str, program: Any) -> bytes:
-        buffer = b" " * int(self._call(size, program))
-        self._call(get, program, buffer)
-        return buffer
-
-    def compile(self, source: str, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
-        program = self._call("nvrtcCreateProgram", source.encode(), name.encode(), 0, [], [])
-        try:
-            encoded = [o.encode() for o in options]
-            (code,) = self._nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-            log = self._text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog", program)
-            text = log.rstrip(b"\0 \n").decode("utf-8", errors="replace")
-            if int(code) != 0:
-                return None, f"{code}\n{text}"
-            return self._text("nvrtcGetCUBINSize", "nvrtcGetCUBIN", program), text
-        finally:
-            self._call("nvrtcDestroyProgram", program)
-
-
-@functools.lru_cache(maxsize=1)
-def nvrtc() -> Nvrtc:
-    """The first binding of NVRTC that loads. Raises BackendUnavailable with what each one lacks."""
-    missing: list[str] = []
-    bindings: tuple[tuple[str, type[Nvrtc]], ...] = (("cupy", _CupyNvrtc), ("cuda-bindings", _BindingsNvrtc))
-    for name, binding in bindings:
-        try:
-            return binding()
-        except _NOT_LOADABLE as error:
-            missing.append(f"{name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-    raise BackendUnavailable(f"NVRTC cannot be loaded ({'; '.join(missing)}); {INSTALL}, or offline {OFFLINE}")
 
 
 def _resources(log: str) -> dict[str, int]:
@@ -159,7 +66,7 @@ class CudaBackend:
         try:
             runtime = importlib.import_module("cupy.cuda.runtime")
             driver, needed = int(runtime.driverGetVersion()), int(runtime.runtimeGetVersion())
-        except _NOT_LOADABLE as error:
+        except NOT_LOADABLE as error:
             return (f"CuPy cannot be used: {error}",)
         if driver == 0:
             return ("no NVIDIA driver is loaded (CuPy reports driver version 0)",)
@@ -172,7 +79,7 @@ class CudaBackend:
         try:
             if int(runtime.getDeviceCount()) == 0:
                 reasons.append("CUDA sees no device")
-        except _NOT_LOADABLE as error:
+        except NOT_LOADABLE as error:
             reasons.append(f"CUDA sees no device: {error}")
         if not torch.cuda.is_available() or torch.version.cuda is None:
             reasons.append(f"torch {torch.__version__} has no CUDA device to share streams with")
@@ -268,7 +175,7 @@ class CudaRuntime(LoadedUnits):
             self._float32: Any = importlib.import_module("numpy").float32
             self._driver: Any = importlib.import_module("cupy_backends.cuda.api.driver")
             self._library = ctypes.CDLL("libcuda.so.1" if os.name == "posix" else "nvcuda.dll")
-        except _NOT_LOADABLE as error:
+        except NOT_LOADABLE as error:
             raise BackendUnavailable(f"CuPy or the driver cannot be loaded ({error}); {INSTALL}") from error
         self._compiler = CudaBackend()
         self._streams: dict[tuple[int, int], Any] = {}

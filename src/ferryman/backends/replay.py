@@ -15,18 +15,17 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ferryman.backends.replay_record import STREAM, Memory, NotReplayable, Pointer, Recording, Step
 from ferryman.errors import ArgumentError, FerrymanError
 
 ALIGNMENT = 16  # bytes: what Triton specialises pointers on, and the width of a vector load
 _GUARDS = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_ADDRESSES = 1 << 40  # between the made-up addresses of two tensors
 # A storage that was freed has the address 0, and a view into it that of its offset, which may be gigabytes.
 _PERHAPS_FREED = 1 << 40
 _READS = frozenset(
@@ -104,88 +103,10 @@ _VIEWS = frozenset(
 )
 
 
-class NotReplayable(Exception):
-    """A launcher did what cannot be repeated from the facts of a call alone."""
-
-
-class _Stream:
-    """Stands in a step's arguments for the raw handle of the current stream."""
-
-
-STREAM = _Stream()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One launch: ``function(*arguments)``, where a tensor or a `Pointer` stands for an address.
-
-    It may be repeated while the lists of ``idle`` are empty and every (object, attribute, value) of ``same`` holds.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    idle: tuple[list[Any], ...] = ()
-    same: tuple[tuple[Any, str, Any], ...] = ()
-
-
-@dataclass(eq=False)
-class _Memory:
-    """Where a recorded tensor lies: in an ``argument``, in an allocation, a contiguous ``copy``, or a ``view``."""
-
-    kind: str
-    tensor: Tensor
-    name: str
-    base: _Memory | None = None
-
-    @property
-    def root(self) -> _Memory:
-        return self if self.kind != "view" or self.base is None else self.base.root
-
-    @property
-    def offset(self) -> int:
-        """Bytes from where its root begins: the recording's own tensors begin their storages."""
-        return int(self.tensor.storage_offset()) * self.tensor.element_size()
-
-
-class Pointer(int):
-    """An address of the recording: what it is an address of."""
-
-    memory: _Memory
-
-
-@dataclass
-class _Recording:
-    device: torch.device
-    events: list[_Memory | Step] = field(default_factory=list)
-    memory: dict[int, _Memory] = field(default_factory=dict)  # by the tensor's id; `_Memory` keeps the tensor alive
-
-    def note(self, kind: str, tensor: Tensor, name: str, base: _Memory | None = None) -> _Memory:
-        memory = self.memory[id(tensor)] = _Memory(kind, tensor, name, base)
-        if kind in ("empty", "zeros", "copy"):
-            self.events.append(memory)
-        return memory
-
-    def of(self, tensor: Tensor) -> _Memory:
-        memory = self.memory.get(id(tensor))
-        if memory is None:
-            raise NotReplayable("a tensor that is neither an argument nor allocated for this call")
-        return memory
-
-    def pointer(self, tensor: Tensor) -> Pointer:
-        memory = self.of(tensor)
-        number = list(self.memory.values()).index(memory.root)
-        pointer = Pointer((number + 1) * _ADDRESSES + memory.offset if tensor.numel() else 0)
-        pointer.memory = memory
-        return pointer
-
-    def add(self, step: Step) -> None:
-        self.events.append(step)
-
-
 class _Watch(TorchFunctionMode):
     """Sees every PyTorch function that the launcher calls, attributes of tensors included."""
 
-    def __init__(self, recording: _Recording) -> None:
+    def __init__(self, recording: Recording) -> None:
         super().__init__()
         self.recording = recording
 
@@ -226,13 +147,13 @@ class _Watch(TorchFunctionMode):
 
 
 class _Active(threading.local):
-    recording: _Recording | None = None
+    recording: Recording | None = None
 
 
 _active = _Active()
 
 
-def recording() -> _Recording | None:
+def recording() -> Recording | None:
     """The recording that this thread's launches belong to: they are to be added to it, and nothing launched."""
     return _active.recording
 
@@ -272,7 +193,7 @@ def freeze(
     """
     if any(isinstance(a, Tensor) and a.data_ptr() % ALIGNMENT for a in args):
         return None
-    record = _Recording(device)
+    record = Recording(device)
     stand_ins: list[Any] = []
     for name, value in zip(names, args, strict=True):
         if isinstance(value, Tensor):
@@ -300,7 +221,7 @@ def freeze(
 class _Writer:
     """The generated function: its constants by name, its lines."""
 
-    def __init__(self, recording: _Recording, shapes: dict[_Memory, Tensor]) -> None:
+    def __init__(self, recording: Recording, shapes: dict[Memory, Tensor]) -> None:
         self.recording, self.shapes = recording, shapes
         self.namespace: dict[str, Any] = {}
         self.addresses: dict[str, None] = {}  # arguments whose address is needed, in order
@@ -313,7 +234,7 @@ class _Writer:
         self.namespace[name] = value
         return name
 
-    def address(self, memory: _Memory) -> str:
+    def address(self, memory: Memory) -> str:
         root, offset = memory.root, memory.offset
         if root.kind == "argument":
             self.addresses[root.name] = None
@@ -327,7 +248,7 @@ class _Writer:
             value = self.recording.pointer(value)
         return self.address(value.memory) if isinstance(value, Pointer) else self.constant(value)
 
-    def event(self, event: _Memory | Step) -> None:
+    def event(self, event: Memory | Step) -> None:
         if isinstance(event, Step):
             given = ", ".join(self.argument(a) for a in event.arguments)
             self.lines.append(f"{self.constant(event.function)}({given})")
@@ -366,7 +287,7 @@ class _Writer:
 
 
 def _generate(
-    recording: _Recording, names: Sequence[str], result: Any, launcher: Callable[..., Any], op: str
+    recording: Recording, names: Sequence[str], result: Any, launcher: Callable[..., Any], op: str
 ) -> tuple[str, dict[str, Any]]:
     write = _Writer(recording, _direct_shapes(recording, result))
     for event in recording.events:
@@ -403,19 +324,19 @@ def _generate(
     return f"def frozen({parameters}):\n{body}", namespace
 
 
-def _read(recording: _Recording) -> list[_Memory]:
+def _read(recording: Recording) -> list[Memory]:
     """The arguments that have elements, and are launched with or copied."""
     steps = [e for e in recording.events if isinstance(e, Step)]
     given = [a for step in steps for a in step.arguments]
     memory = [recording.of(a) if isinstance(a, Tensor) else a.memory for a in given if isinstance(a, (Tensor, Pointer))]
-    memory += [e.base for e in recording.events if isinstance(e, _Memory) and e.kind == "copy" and e.base is not None]
+    memory += [e.base for e in recording.events if isinstance(e, Memory) and e.kind == "copy" and e.base is not None]
     return list({id(m.root): m.root for m in memory if m.root.kind == "argument" and m.root.tensor.numel()}.values())
 
 
-def _direct_shapes(recording: _Recording, result: Any) -> dict[_Memory, Tensor]:
+def _direct_shapes(recording: Recording, result: Any) -> dict[Memory, Tensor]:
     """Allocations that are returned as one view of all their elements, and are allocated as that view at once."""
     returned = [r for r in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(r, Tensor)]
-    views: dict[_Memory, Tensor] = {}
+    views: dict[Memory, Tensor] = {}
     for value in returned:
         memory = recording.of(value)
         root = memory.root

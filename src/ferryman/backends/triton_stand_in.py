@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ferryman.backends import code_objects, redirect, replay
+from ferryman.backends import code_objects, redirect, replay, replay_record
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, TritonBackend, jit_source, specialise
 from ferryman.backends.triton_runtime import provide_scratch, resource_errors
@@ -158,7 +158,7 @@ class StandIn:
 
     def launch_triton(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         if replay.recording() is not None:
-            raise replay.NotReplayable("launches that are redirected")
+            raise replay_record.NotReplayable("launches that are redirected")
         if 0 in grid:
             return
         assembled, compiled = self._kernel(specialise(kernel, args, meta))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ferryman import files, settings
-from ferryman.backends import replay
+from ferryman.backends import replay, replay_record
 from ferryman.backends.simt import Unit, defines_for
 from ferryman.errors import CaptureError, SettingError
 
@@ -182,13 +182,13 @@ class LoadedUnits(ABC):
 
     def _step(
         self, unit: Unit, device: torch.device, grid: int, block: int, shared: int, args: tuple[int | float, ...]
-    ) -> replay.Step:
+    ) -> replay_record.Step:
         index = device.index
         with torch.cuda.device(index):
             function = self._functions.get((unit.name, index)) or self._load(unit, index)
-            varying = [i for i, a in enumerate(args) if isinstance(a, replay.Pointer)]
+            varying = [i for i, a in enumerate(args) if isinstance(a, replay_record.Pointer)]
             bound = self.bind(function, index, grid, block, shared, args, varying, unit.overlapping)
-        return replay.Step(bound, (replay.STREAM, *[args[i] for i in varying]))
+        return replay_record.Step(bound, (replay_record.STREAM, *[args[i] for i in varying]))
 
     def _load(self, unit: Unit, index: int) -> Any:
         # Loading a module is no stream operation either, so a kept image does not help while capturing.

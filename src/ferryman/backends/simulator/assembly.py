@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
-
+from ferryman.backends.simulator import metadata
 from ferryman.errors import AssemblyError
 
 # Directives that place bytes, name symbols or describe debug information: nothing that runs depends on them.
@@ -143,31 +141,6 @@ class Kernel:
     def arguments(self) -> list[dict[str, Any]]:
         """Every argument's offset, size and kind, in the order of the kernel's parameters."""
         return list(self.metadata.get(".args", ()))
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class _Argument(_Entry):
-    offset: StrictInt = Field(alias=".offset", ge=0, le=1 << 16)
-    size: StrictInt = Field(alias=".size", ge=0, le=1 << 16)
-    value_kind: StrictStr = Field(alias=".value_kind")
-
-
-class _KernelEntry(_Entry):
-    """What is read of a kernel's metadata; code objects may hold more."""
-
-    name: StrictStr = Field(alias=".name")
-    arguments: list[_Argument] = Field(default=[], alias=".args")
-    kernarg_segment_size: StrictInt = Field(default=0, alias=".kernarg_segment_size", ge=0, le=1 << 16)
-    max_flat_workgroup_size: StrictInt = Field(default=1024, alias=".max_flat_workgroup_size", ge=1, le=1024)
-    wavefront_size: StrictInt = Field(default=64, alias=".wavefront_size")
-    vgpr_count: StrictInt = Field(default=0, alias=".vgpr_count", ge=0)
-
-
-class _Metadata(_Entry):
-    kernels: list[_KernelEntry] = Field(alias="amdhsa.kernels")
 
 
 def split(text: str) -> list[str]:
@@ -369,15 +342,7 @@ class _Reader:
         kept: list[str] = []
         for _, line in lines:
             if line.strip() == ".end_amdgpu_metadata":
-                try:
-                    self.metadata = yaml.safe_load("\n".join(kept))
-                    _Metadata.model_validate(self.metadata)
-                except yaml.YAMLError as error:
-                    raise AssemblyError(f"line {number}: the metadata is no YAML: {error}") from error
-                except ValidationError as error:
-                    first = error.errors()[0]
-                    place = ".".join(map(str, first["loc"])) or "it"
-                    raise AssemblyError(f"line {number}: the metadata is damaged: {place}: {first['msg']}") from error
+                self.metadata = metadata.read("\n".join(kept), number)
                 return
             kept.append(line)
         raise AssemblyError(f"line {number}: the metadata has no end: the text is cut off")

@@ -25,6 +25,7 @@ from ferryman.backends.simulator import (  # noqa: F401
     vector_float,
     vector_integer,
 )
+from ferryman.backends.simulator.arguments import with_hidden
 from ferryman.backends.simulator.assembly import Instruction, Kernel
 from ferryman.backends.simulator.control import BARRIER, FINISHED, Branch
 from ferryman.backends.simulator.counters import Counters
@@ -159,7 +160,7 @@ class Program:
         groups = grid[0] * grid[1] * grid[2]
         lds_bytes = max(int(self.kernel.descriptor["group_segment_fixed_size"]), 0) + dynamic_lds
         self._refuse(grid, groups, threads, lds_bytes, lds_limit, len(arguments))
-        kernarg = np.frombuffer(self._with_hidden(arguments, grid, threads, dynamic_lds), np.uint8)
+        kernarg = np.frombuffer(with_hidden(self.kernel, arguments, grid, threads, dynamic_lds), np.uint8)
         start = kernarg.ctypes.data
         memory = Memory([*regions, Region(start, start + len(kernarg), "the kernel's arguments", False)], self.granule)
         findings = Findings(self.kernel.name)
@@ -183,35 +184,6 @@ class Program:
         if counters is not None:
             counters.finish(counts, lds_bytes, waves)
         return Report(findings.all(), counters, executed, steps, time.perf_counter() - began, counts)
-
-    def _with_hidden(self, arguments: bytes, grid: tuple[int, int, int], threads: int, dynamic_lds: int) -> bytearray:
-        """The argument block with what the runtime adds: the launch's own sizes, where the metadata asks for them."""
-        size = max(len(arguments), int(self.kernel.metadata.get(".kernarg_segment_size", 0)))
-        block = bytearray(-(-size // 16) * 16)
-        block[: len(arguments)] = arguments
-        known = {
-            "hidden_block_count_x": grid[0],
-            "hidden_block_count_y": grid[1],
-            "hidden_block_count_z": grid[2],
-            "hidden_group_size_x": threads,
-            "hidden_group_size_y": 1,
-            "hidden_group_size_z": 1,
-            "hidden_remainder_x": 0,
-            "hidden_remainder_y": 0,
-            "hidden_remainder_z": 0,
-            "hidden_grid_dims": 3,
-            "hidden_global_offset_x": 0,
-            "hidden_global_offset_y": 0,
-            "hidden_global_offset_z": 0,
-            "hidden_dynamic_lds_size": dynamic_lds,
-            "hidden_none": 0,
-        }
-        for entry in self.kernel.arguments:
-            kind = str(entry[".value_kind"])
-            if kind.startswith("hidden") and kind in known:
-                at, length = int(entry[".offset"]), int(entry[".size"])
-                block[at : at + length] = known[kind].to_bytes(length, "little")
-        return block
 
     def _refuse(
         self, grid: tuple[int, int, int], groups: int, threads: int, lds_bytes: int, limit: int, given: int

@@ -90,7 +90,8 @@ def toolchain(backend: str, arch: str) -> dict[str, str]:
             versions["ptxas"] = _ptxas()
         return versions
     if backend == "cuda":
-        from ferryman.backends.cuda import OPTIONS, nvrtc
+        from ferryman.backends.cuda import OPTIONS
+        from ferryman.backends.nvrtc import nvrtc
 
         return {"nvrtc": ".".join(map(str, nvrtc().version())), "nvrtc options": " ".join(OPTIONS)}
     from ferryman.backends import simt_offline
