@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ferryman.porting.ci import exchange, expected, judge
 from ferryman.porting.ci import history as histories
 from ferryman.porting.ci.evidence import BAD_MOST, Evidence, Item, Problem, uncollected
 from ferryman.porting.ci.history import Entry
 from ferryman.porting.ci.judge import DOUBTS, Context, Reason
-from ferryman.porting.ci.merged import Bad, Fault, Merged, OpState, RowState, Run, VendorState, Why
+from ferryman.porting.ci.merged import Bad, Fault, Merged, RowState, Run, Why
 from ferryman.porting.ci.record import moment
 from ferryman.porting.ci.row import Row
+from ferryman.porting.ci.states import WRONG, ops_of, vendors
 from ferryman.porting.judging.results import Verdict, row_verdict
 from ferryman.porting.running.runner import THINNED
 
-WRONG: tuple[Verdict, ...] = ("FAIL", "MISTRUSTED", "QUARANTINED")
 _BY_OUTCOME = ("skipped", "xfailed", "xpassed", "deselected")
 _TREND = 30
 _LEFT = re.compile(r"[0-9]+ of [0-9]+ cases")  # stands for what a check leaves out when it interprets
@@ -67,27 +67,6 @@ def _merge(
         required=list(context.matrix.require),
     )
     return merged, entries
-
-
-def vendors(rows: Sequence[RowState]) -> list[VendorState]:
-    """Each vendor by its rows on the real device, and by those alone."""
-    states = []
-    for vendor in dict.fromkeys(row.vendor for row in rows):
-        real = [
-            r for r in rows if r.vendor == vendor and (r.how == "hardware" or (vendor == "cpu" and r.best == "PASS"))
-        ]
-        judged = any(r.suite != "bench" for r in real)  # what is only timed may be wrong
-        counts: dict[Verdict, int] = dict(Counter(r.verdict for r in real))
-        verdict: Verdict = next((v for v in (*WRONG, "NOT_RUN") if counts.get(v)), row_verdict(counts))
-        green = judged and all(r.green for r in real)
-        if verdict == "PASS" and not green:
-            verdict = "NOT_RUN"
-        states.append(
-            VendorState(
-                vendor=vendor, verdict=verdict, green=green, rows=len(real), green_rows=sum(r.green for r in real)
-            )
-        )
-    return states
 
 
 def _twice(runs: Sequence[Evidence]) -> dict[str, tuple[str, str]]:
@@ -314,7 +293,7 @@ class _Row:
     ) -> tuple[RowState, Entry | None]:
         row, context = self.row, self.context
         kernels = context.sources(row)
-        ops = _ops(items, row)
+        ops = ops_of(items)
         entry = None
         if chosen is not None and real and chosen.record.commit is not None:
             entry = Entry(
@@ -391,14 +370,3 @@ def _crash(code: int) -> str | None:
     """What a command's exit code says of a crash of its own; one that was ended by others, or lost, says nothing."""
     number = -code if code < 0 else code - 128  # a shell's way of saying it
     return f"exit code {code}, signal {number}" if number in _CRASHES else None
-
-
-def _ops(items: Iterable[Item], row: Row) -> list[OpState]:
-    grouped: dict[str, Counter[Verdict]] = {}
-    for item in items:
-        grouped.setdefault(item.op, Counter())[item.verdict] += 1
-    states = []
-    for op, counts in sorted(grouped.items()):
-        verdict: Verdict = next((v for v in (*WRONG, "NOT_RUN") if counts[v]), row_verdict(dict(counts)))
-        states.append(OpState(op=op, verdict=verdict, counts=dict(sorted(counts.items()))))
-    return states

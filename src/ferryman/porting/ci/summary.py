@@ -9,8 +9,8 @@ from html import escape
 
 from ferryman.errors import BackendUnavailable
 from ferryman.porting.ci.judge import REASONS
-from ferryman.porting.ci.merge import WRONG
 from ferryman.porting.ci.merged import Merged, OpState, RowState, Run
+from ferryman.porting.ci.states import WRONG
 from ferryman.porting.judging.results import Verdict
 from ferryman.porting.report.html import render
 from ferryman.porting.report.markdown import MEANING

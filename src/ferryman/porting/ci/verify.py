@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ferryman.errors import UnknownName
 from ferryman.porting.ci.judge import REASONS
 from ferryman.porting.ci.matrix import Matrix
-from ferryman.porting.ci.merge import WRONG
 from ferryman.porting.ci.merged import Merged, RowState
+from ferryman.porting.ci.states import WRONG
 
 # A bare result beside others is nothing that was hidden: its row says NOT_RUN, and that decides.
 _TOLD_ONLY = frozenset({"alone"})

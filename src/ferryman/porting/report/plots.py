@@ -6,30 +6,28 @@ font, searchable), colours are the page's variables (light, dark, print), and eq
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from xml.sax.saxutils import escape
 
-from ferryman.errors import BackendUnavailable
 from ferryman.porting.judging.results import Cell, Results, Timing
 from ferryman.porting.report.bins import Bins, bins
-from ferryman.porting.report.text import SHORT, WRONG, seconds, short
+from ferryman.porting.report.drawing import (
+    BAD,
+    DASHES,
+    GRID,
+    MARKERS,
+    SERIES,
+    TEXT,
+    canvas,
+    drawing,
+    dtypes_of,
+    element,
+    style_of,
+)
+from ferryman.porting.report.text import WRONG, seconds, short
 
-# matplotlib needs colours to draw with; these stand for the page's variables and appear nowhere in it.
-_TEXT, _GRID, _WRONG, _PAGE = "#010203", "#020304", "#030405", "#040506"
-_SERIES = ("#a10b01", "#a10b02", "#a10b03", "#a10b04", "#a10b05", "#a10b06")
-_VARIABLES = {_TEXT: "--text", _GRID: "--line", _WRONG: "--wrong", _PAGE: "--panel"} | {
-    colour: f"--series-{i}" for i, colour in enumerate(_SERIES)
-}
-_KNOWN = ("torch", "triton", "cuda", "hip", "definition")  # each keeps its colour and marker from report to report
-_MARKERS = ("o", "s", "^", "v", "D", "X")
-_DASHES: dict[str, Any] = {"float32": "-", "float16": (0, (1, 1.2)), "bfloat16": (0, (4, 1.5))}
-_WIDTH = 3.5  # inches at 96 pixels: 336
 _FLOOR = 2.0**-10  # errors below a thousandth of the bound are one bin
 _FAR = 2.0**10  # errors beyond a thousand bounds are at the edge
 _RARE = 7.0  # decades that a ridge's height spans
@@ -41,90 +39,6 @@ def available() -> bool:
     except ImportError:
         return False
     return True
-
-
-@contextmanager
-def _drawing(salt: str) -> Iterator[None]:
-    """matplotlib with its own defaults, whatever the user's are, and ids that depend on the plot only."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BackendUnavailable("plots need matplotlib; pip install 'ferryman[report]'") from error
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {
-                "svg.fonttype": "none",
-                "svg.hashsalt": salt,
-                "font.size": 8.0,
-                "font.family": "DejaVu Sans",
-                "text.parse_math": False,
-                "axes.edgecolor": _GRID,
-                "axes.labelcolor": _TEXT,
-                "xtick.color": _GRID,
-                "ytick.color": _GRID,
-                "xtick.labelcolor": _TEXT,
-                "ytick.labelcolor": _TEXT,
-                "text.color": _TEXT,
-                "grid.color": _GRID,
-                "grid.linewidth": 0.5,
-                "axes.linewidth": 0.6,
-                "hatch.color": _WRONG,
-                "hatch.linewidth": 0.6,
-                "legend.frameon": False,
-                "axes.spines.top": False,
-                "axes.spines.right": False,
-            }
-        )
-        yield
-
-
-def _figure(height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _svg(figure: Any, name: str, title: str) -> str:
-    """The figure as an element for a page: no prologue, ids of its own, the page's colours, and a label."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{name}-", text)
-    text = re.sub(
-        r' id="[^"]*(?:figure|axes|patch|text|line2d|xtick|ytick|matplotlib\.axis|legend|PathCollection'
-        r'|FillBetweenPolyCollection|LineCollection|PolyCollection)_\d+"',
-        "",
-        text,
-    )
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    text = text.replace("'DejaVu Sans'", "system-ui, sans-serif")
-    # the sizes are the viewBox's: the page decides how large a plot is
-    label = escape(title, {'"': "&quot;"})
-    text = re.sub(
-        r'<svg [^>]*?viewBox="([^"]+)"[^>]*>',
-        lambda m: f'<svg viewBox="{m[1]}" role="img" aria-label="{label}">',
-        text,
-        count=1,
-    )
-    return re.sub(r"\n\s*", "\n", text).strip()
-
-
-def _style(implementation: str, others: Sequence[str]) -> int:
-    """A number for an implementation's colour and marker: the known ones' own, then the rest in order."""
-    if implementation in _KNOWN:
-        return _KNOWN.index(implementation)
-    rest = [name for name in others if name not in _KNOWN]
-    return (len(_KNOWN) + rest.index(implementation)) % len(_SERIES)
-
-
-def _dtypes(names: set[str]) -> list[str]:
-    return [d for d in SHORT if d in names] + sorted(names - set(SHORT))
 
 
 @dataclass(frozen=True)
@@ -166,15 +80,15 @@ def _ridges(name: str, op: str, cells: Sequence[Cell], names: Sequence[str], edg
     rows = [
         (i, d, [c for c in cells if (c.implementation, c.dtype) == (i, d)])
         for i in dict.fromkeys(c.implementation for c in cells)
-        for d in _dtypes({c.dtype for c in cells if c.implementation == i})
+        for d in dtypes_of({c.dtype for c in cells if c.implementation == i})
     ]
-    with _drawing(name):
-        figure, axes = _figure(0.75 + 0.2 * len(rows))
+    with drawing(name):
+        figure, axes = canvas(0.75 + 0.2 * len(rows))
         top = _FAR if any((c.ratio or 0.0) > 1 for c in cells) else 4.0
         for y, (implementation, _, mine) in enumerate(reversed(rows)):
-            colour = _SERIES[_style(implementation, names)]
+            colour = SERIES[style_of(implementation, names)]
             binned = None if edges is None else bins(mine, edges)
-            axes.axhline(y, color=_GRID, linewidth=0.4, zorder=1)
+            axes.axhline(y, color=GRID, linewidth=0.4, zorder=1)
             if binned is not None:
                 _ridge(axes, y, binned, colour, max(c.ratio or 0.0 for c in mine))
             ratios = [min(max(c.ratio or 0.0, _FLOOR), _FAR) for c in mine]
@@ -183,11 +97,11 @@ def _ridges(name: str, op: str, cells: Sequence[Cell], names: Sequence[str], edg
             if binned is None:
                 axes.plot(right, [y + 0.3] * len(right), "|", color=colour, markersize=7, markeredgewidth=0.8)
             elif len(right) == len(ratios):
-                axes.plot([max(right)], [y + 0.18], "|", color=_TEXT, markersize=5, markeredgewidth=1.2, zorder=4)
-            axes.plot(wrong, [y + 0.3] * len(wrong), "x", color=_WRONG, markersize=4, zorder=4)
+                axes.plot([max(right)], [y + 0.18], "|", color=TEXT, markersize=5, markeredgewidth=1.2, zorder=4)
+            axes.plot(wrong, [y + 0.3] * len(wrong), "x", color=BAD, markersize=4, zorder=4)
             if _FAR in ratios:
-                axes.plot([_FAR], [y + 0.3], ">", color=_WRONG, markersize=4, clip_on=False, zorder=4)
-        axes.axvline(1.0, color=_WRONG, linewidth=1.0, linestyle=(0, (3, 1.5)), zorder=3)
+                axes.plot([_FAR], [y + 0.3], ">", color=BAD, markersize=4, clip_on=False, zorder=4)
+        axes.axvline(1.0, color=BAD, linewidth=1.0, linestyle=(0, (3, 1.5)), zorder=3)
         axes.set_xscale("log", base=2)
         axes.set_xlim(_FLOOR, top)
         axes.set_ylim(-0.1, len(rows))
@@ -196,7 +110,7 @@ def _ridges(name: str, op: str, cells: Sequence[Cell], names: Sequence[str], edg
         axes.spines["left"].set_visible(False)
         _error_ticks(axes, top)
         axes.set_xlabel("error / bound")
-        return _svg(figure, name, f"Errors of {op} against the bound, by implementation and dtype")
+        return element(figure, name, f"Errors of {op} against the bound, by implementation and dtype")
 
 
 def _error_ticks(axes: Any, top: float) -> None:
@@ -227,7 +141,7 @@ def _ridge(axes: Any, y: float, binned: Bins, colour: str, worst: float) -> None
             xs += [left, right]
             heights += [y + height] * 2
         if any(h > y for h in heights):
-            style = {"facecolor": "none", "hatch": "//////", "edgecolor": _WRONG} if side else {"facecolor": colour}
+            style = {"facecolor": "none", "hatch": "//////", "edgecolor": BAD} if side else {"facecolor": colour}
             axes.fill_between(
                 xs, y, heights, linewidth=0.6 if side else 0, alpha=1.0 if side else 0.75, zorder=2, **style
             )
@@ -251,26 +165,32 @@ def _growth(name: str, op: str, cells: Sequence[Cell], names: Sequence[str]) -> 
     for cell in cells:
         of = worst.setdefault((cell.implementation, cell.dtype), {})
         of[cell.reduction or 0] = max(of.get(cell.reduction or 0, 0.0), cell.ratio or 0.0)
-    with _drawing(name):
-        figure, axes = _figure(2.3)
+    with drawing(name):
+        figure, axes = canvas(2.3)
         for (implementation, dtype), of in worst.items():
-            style = _style(implementation, names)
+            style = style_of(implementation, names)
             ks = sorted(of)
             shown = [min(max(of[k], _FLOOR), _FAR) for k in ks]
             axes.plot(
                 ks,
                 shown,
-                color=_SERIES[style],
-                marker=_MARKERS[style],
+                color=SERIES[style],
+                marker=MARKERS[style],
                 markersize=3,
                 linewidth=0.9,
-                linestyle=_DASHES.get(dtype, "-"),
+                linestyle=DASHES.get(dtype, "-"),
             )
             wrong = [k for k in ks if of[k] > 1]
             axes.plot(
-                wrong, [min(of[k], _FAR) for k in wrong], "x", color=_WRONG, markersize=7, markeredgewidth=1.2, zorder=4
+                wrong,
+                [min(of[k], _FAR) for k in wrong],
+                "x",
+                color=BAD,
+                markersize=7,
+                markeredgewidth=1.2,
+                zorder=4,
             )
-        axes.axhline(1.0, color=_WRONG, linewidth=1.0, linestyle=(0, (3, 1.5)))
+        axes.axhline(1.0, color=BAD, linewidth=1.0, linestyle=(0, (3, 1.5)))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         lowest = min(min(of.values()) for of in worst.values())
@@ -282,35 +202,35 @@ def _growth(name: str, op: str, cells: Sequence[Cell], names: Sequence[str]) -> 
         axes.grid(True, axis="y")
         axes.set_xlabel("K, terms summed")
         axes.set_ylabel("worst error / bound")
-        return _svg(figure, name, f"Worst error of {op} against the number of terms summed")
+        return element(figure, name, f"Worst error of {op} against the number of terms summed")
 
 
 def key(name: str, names: Sequence[str], dtypes: Sequence[str]) -> str:
     """The colours, markers and dashes of a section's plots, once."""
-    lines = _dtypes(set(dtypes))
+    lines = dtypes_of(set(dtypes))
     if not names:
         return ""
-    with _drawing(name):
+    with drawing(name):
         from matplotlib.lines import Line2D
 
         handles = [
             Line2D(
                 [],
                 [],
-                color=_SERIES[_style(n, names)],
-                marker=_MARKERS[_style(n, names)],
+                color=SERIES[style_of(n, names)],
+                marker=MARKERS[style_of(n, names)],
                 markersize=5,
                 linewidth=0,
                 label=n,
             )
             for n in names
         ]
-        handles += [Line2D([], [], color=_TEXT, linestyle=_DASHES.get(d, "-"), label=short(d)) for d in lines]
+        handles += [Line2D([], [], color=TEXT, linestyle=DASHES.get(d, "-"), label=short(d)) for d in lines]
         columns = 3
-        figure, axes = _figure(0.22 * math.ceil(len(handles) / columns) + 0.05)
+        figure, axes = canvas(0.22 * math.ceil(len(handles) / columns) + 0.05)
         axes.set_axis_off()
         axes.legend(handles=handles, ncols=columns, loc="center left", fontsize=8, borderpad=0, columnspacing=1.2)
-        return _svg(figure, name, f"Key: {', '.join([*names, *map(short, lines)])}")
+        return element(figure, name, f"Key: {', '.join([*names, *map(short, lines)])}")
 
 
 def roofline(document: Results) -> list[Plot]:
@@ -338,15 +258,15 @@ def _narrowest(timings: Sequence[Timing]) -> list[Timing]:
 def _dots(name: str, timings: Sequence[Timing], names: Sequence[str], full: float | None) -> str:
     """One line per op; with ``full``, per cent of the roofline, otherwise the time."""
     ops = list(dict.fromkeys(t.op for t in timings))
-    with _drawing(name):
+    with drawing(name):
         from matplotlib.ticker import LogLocator
 
-        figure, axes = _figure(0.6 + 0.19 * len(ops))
+        figure, axes = canvas(0.6 + 0.19 * len(ops))
         for t in _narrowest(timings):
-            style = _style(t.implementation, names)
+            style = style_of(t.implementation, names)
             value = t.seconds if full is None else t.percent_of_roofline
             y = ops.index(t.op) + (style - 2) * 0.11  # side by side where they coincide
-            axes.plot([value], [y], _MARKERS[style], color=_SERIES[style], markersize=4)
+            axes.plot([value], [y], MARKERS[style], color=SERIES[style], markersize=4)
         axes.set_ylim(len(ops) - 0.5, -0.5)
         axes.set_yticks(range(len(ops)), ops, fontsize=7)
         axes.tick_params(axis="y", length=0)
@@ -361,19 +281,21 @@ def _dots(name: str, timings: Sequence[Timing], names: Sequence[str], full: floa
             axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if close else (1.0,)))
             axes.set_xlabel("time")
         else:
-            axes.axvline(full, color=_TEXT, linewidth=1.0, linestyle=(0, (3, 1.5)))
+            axes.axvline(full, color=TEXT, linewidth=1.0, linestyle=(0, (3, 1.5)))
             axes.set_xlim(0, max(105.0, *(1.05 * (t.percent_of_roofline or 0.0) for t in timings)))
             axes.set_xlabel("% of the roofline")
-        return _svg(figure, name, "Time of each op, by implementation" if full is None else "Per cent of the roofline")
+        return element(
+            figure, name, "Time of each op, by implementation" if full is None else "Per cent of the roofline"
+        )
 
 
 def _times(timings: Sequence[Timing], names: Sequence[str]) -> str:
-    with _drawing("t1"):
-        figure, axes = _figure(3.3)
+    with drawing("t1"):
+        figure, axes = canvas(3.3)
         floors = [t.floor_seconds or 0.0 for t in timings]
         low, high = min(floors) / 1.5, max(floors) * 1.5
         for share, dashes in ((1.0, "-"), (0.5, (0, (4, 2))), (0.1, (0, (1, 2)))):
-            axes.plot([low, high], [low / share, high / share], color=_TEXT, linewidth=0.8, linestyle=dashes, zorder=1)
+            axes.plot([low, high], [low / share, high / share], color=TEXT, linewidth=0.8, linestyle=dashes, zorder=1)
             axes.annotate(
                 f"{share:.0%}",
                 (high, high / share),
@@ -385,13 +307,13 @@ def _times(timings: Sequence[Timing], names: Sequence[str]) -> str:
                 annotation_clip=False,
             )
         for implementation in dict.fromkeys(t.implementation for t in timings):
-            style = _style(implementation, names)
+            style = style_of(implementation, names)
             mine = [t for t in timings if t.implementation == implementation]
             axes.plot(
                 [t.floor_seconds for t in mine],
                 [t.seconds for t in mine],
-                _MARKERS[style],
-                color=_SERIES[style],
+                MARKERS[style],
+                color=SERIES[style],
                 markersize=3.5,
                 alpha=0.8,
                 linewidth=0,
@@ -405,4 +327,4 @@ def _times(timings: Sequence[Timing], names: Sequence[str]) -> str:
         axes.grid(True)
         axes.set_xlabel("least possible time (roofline)")
         axes.set_ylabel("measured time")
-        return _svg(figure, "t1", "Measured time against the least possible time of the roofline")
+        return element(figure, "t1", "Measured time against the least possible time of the roofline")
