@@ -3,10 +3,11 @@
     python benchmarks/calls.py --json calls.json [--only attention moe_experts]      time them on this GPU
     python benchmarks/calls.py --show calls.json                                     the table of a document
 
-Masks of attention stand here with the contents that decide its time: what a static cache, padding, packed documents or
-a learned bias make. Of other ops cells of `ferryman bench --grid full` are named. Times are of a device alone, by graph
-replay, on inputs that no cache holds, in turns over three trials (`ferryman.porting.bench`). A row is written as soon
-as it is timed. ``--ahead N``: first run each call once in N processes, which compile beside each other.
+Of every op, forward and backward: the first and the last cell of `ferryman bench --grid full`, and the calls whose
+contents decide their time (`Evidence.contents`), such as masks. Each op's first call comes before any op's second, so
+that no op takes all of the time. Times are of a device alone, by graph replay, on inputs that no cache holds, in turns
+over three trials (`ferryman.porting.bench`); what is far behind the best is timed once. A row is written as soon as it
+is timed. ``--ahead N``: first run each call once in N processes, which compile beside each other.
 """
 
 from __future__ import annotations
@@ -29,28 +30,14 @@ from torch import Tensor
 import ferryman
 from ferryman import files
 from ferryman.dispatch import registry, select
-from ferryman.ops.primitive import Primitive
+from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import grid, peers, rotation, runner
 from ferryman.porting.bench.condition import watch
-from ferryman.porting.bench.contender import Contender, close, prepare, steady_trials
+from ferryman.porting.bench.contender import Contender, close, prepare, promising, quickest_of, steady_trials
 from ferryman.porting.running.process import failure, quiet
 
 DTYPE = torch.bfloat16
 PEERS = ("sdpa", "fla")
-# of `ferryman bench --grid full`
-CELLS = {
-    "moe_experts": ("512 E8", "8192 E8", "512 E128", "8192 E128"),
-    "moe_experts_backward": ("8192 E8", "8192 E128"),
-    "grouped_linear": ("1024 E8", "16384 E8", "4096 E128", "65536 E128"),
-    "grouped_linear_backward": ("16384 E8",),
-    "gated_delta_rule": ("B1 L2048 G16 H32", "B8 L4096 G16 H32", "B64 L1 G16 H32"),
-    "gated_delta_rule_backward": ("B1 L2048 G16 H32", "B8 L4096 G16 H32"),
-    "ssd_scan": ("B8 L4096 H24", "B1 L2048 H80"),
-    "causal_conv1d": ("B2 D5376 L2048", "B16 D4352 L4096"),
-    "causal_conv1d_backward": ("B2 D5376 L2048", "B16 D4352 L4096"),
-}
-# composed token after token: minutes
-TIMED = dict.fromkeys(("gated_delta_rule", "gated_delta_rule_backward", "ssd_scan"), ("triton",))
 
 
 @dataclass(frozen=True)
@@ -60,98 +47,30 @@ class Call:
     arguments: Callable[[torch.device], tuple[Any, ...]]
 
 
-# ---------------------------------------------------------------------------------------------------------------- masks
-
-
-def _static_cache(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> Tensor:
-    """A cache that is a quarter to a half full."""
-    lengths = torch.randint(keys // 4, keys // 2, (batch, 1), device=device)
-    seen = torch.arange(keys, device=device) < lengths
-    return seen[:, None, None].expand(batch, 1, queries, keys).contiguous()
-
-
-def _causal(queries: int, keys: int, device: torch.device) -> Tensor:
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-
-
-def _left_padded(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> Tensor:
-    """Causal, and up to half of a row's first tokens are padding."""
-    padding = torch.arange(batch, device=device)[:, None] * (keys // (2 * batch))
-    real = torch.arange(keys, device=device) >= padding
-    return (_causal(queries, keys, device) & real[:, None])[:, None].contiguous()
-
-
-def _documents(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> Tensor:
-    """Causal within documents of 512 tokens."""
-    document = torch.arange(keys, device=device) // 512
-    seen = _causal(queries, keys, device) & (document[:, None] == document)
-    return seen.expand(batch, 1, queries, keys).contiguous()
-
-
-def _half(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> Tensor:
-    """Any key with probability 1/2: no block is hidden as a whole."""
-    return torch.rand(batch, 1, queries, keys, device=device) < 0.5
-
-
-def _bias(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> Tensor:
-    """A position bias that learns, one for all samples."""
-    return torch.randn(1, heads, queries, keys, device=device, dtype=DTYPE)
-
-
-# name, whether its backward, (B, H, Hk, Sq, Sk, D), mask
-ATTENTION: tuple[tuple[str, bool, tuple[int, ...], Callable[..., Tensor]], ...] = (
-    ("static cache, decode", False, (32, 32, 8, 1, 4096, 128), _static_cache),
-    ("static cache, 17 queries", False, (8, 32, 8, 17, 4096, 128), _static_cache),
-    ("left padded", False, (4, 32, 8, 2048, 2048, 128), _left_padded),
-    ("documents", False, (2, 32, 8, 4096, 4096, 128), _documents),
-    ("documents", False, (2, 32, 8, 4096, 4096, 64), _documents),
-    ("half at random", False, (2, 16, 16, 2048, 2048, 64), _half),
-    ("left padded", True, (4, 32, 8, 2048, 2048, 128), _left_padded),
-    ("documents", True, (2, 32, 8, 4096, 4096, 128), _documents),
-    ("learned bias", True, (2, 16, 16, 2048, 2048, 64), _bias),
-    ("learned bias", True, (8, 12, 12, 512, 512, 64), _bias),
-)
-
-
-def _attention(sizes: tuple[int, ...], mask: Callable[..., Tensor], backward: bool) -> Callable[..., tuple[Any, ...]]:
-    batch, heads, groups, queries, keys, width = sizes
-
-    def arguments(device: torch.device) -> tuple[Any, ...]:
-        torch.manual_seed(0)
-        generator = torch.Generator(device=device).manual_seed(0)
-
-        def rows(count: int, length: int) -> Tensor:
-            shape = (batch, length, count, width)
-            return torch.randn(shape, device=device, dtype=DTYPE, generator=generator).transpose(1, 2)
-
-        op = registry.primitive("attention")
-        given = dict.fromkeys(op.names) | {"q": rows(heads, queries), "k": rows(groups, keys), "v": rows(groups, keys)}
-        given |= {"causal": False, "softcap": 0.0, "dropout_p": 0.0}
-        hidden = mask(batch, heads, queries, keys, device)
-        given["mask"] = hidden
-        if not backward:
-            return tuple(given[n] for n in op.names)
-        out, lse = op.namespace["_resolve"](*(given[n] for n in op.names))
-        given |= {"grad_out": torch.randn_like(out), "grad_lse": None, "out": out, "lse": lse}
-        given["need_mask"] = hidden.is_floating_point()
-        return tuple(given[n] for n in registry.primitive("attention_backward").names)
-
-    return arguments
-
-
 def calls(only: list[str] | None) -> Iterator[Call]:
-    for name, backward, sizes, mask in ATTENTION:
-        op = registry.primitive("attention_backward" if backward else "attention")
-        batch, heads, groups, queries, keys, width = sizes
-        case = f"{name}: B{batch} H{heads}/{groups} Q{queries} K{keys} D{width}"
-        if not only or op.name in only:
-            yield Call(op, case, _attention(sizes, mask, backward))
-    for wanted, names in CELLS.items():
-        if only and wanted not in only:
-            continue
-        for op, cell in runner.cells_of([wanted], grid.grid_of("full"), torch.device("cuda"), None):
-            if cell.name.startswith(names):
-                yield Call(op, cell.name, functools.partial(grid.inputs, op, cell, DTYPE, 0))
+    """One call of each op, then another of each, and so on."""
+    device = torch.device("cuda")
+    by_op = [(op, _cases(op, device)) for op in registry.primitives().values() if not only or op.name in only]
+    for turn in range(max((len(cases) for _, cases in by_op), default=0)):
+        for op, cases in by_op:
+            if turn < len(cases):
+                yield Call(op, cases[turn].name, functools.partial(arguments, op, cases[turn]))
+
+
+def _cases(op: Primitive, device: torch.device) -> list[Case]:
+    cells, known = grid.cases(op, "full", device), registry.evidence(op)
+    own = [] if known.named is None else [known.named(name) for name in known.contents]
+    return list({case.name: case for case in (*cells[:1], *cells[-1:], *own)}.values())
+
+
+def arguments(op: Primitive, case: Case, device: torch.device) -> tuple[Any, ...]:
+    """Drawn; a backward's with the gradient of every floating argument, an optional one's too."""
+    values = dict(zip(op.names, grid.inputs(op, case, DTYPE, 0, device), strict=True))
+    for name in op.names:
+        argument = values.get(name.removeprefix("need_"))
+        if name.startswith("need_") and isinstance(argument, Tensor):
+            values[name] = argument.is_floating_point()
+    return tuple(values[name] for name in op.names)
 
 
 # --------------------------------------------------------------------------------------------------------------- timing
@@ -159,7 +78,7 @@ def calls(only: list[str] | None) -> Iterator[Call]:
 
 def _plan(op: Primitive, device: torch.device, adapters: tuple[peers.Adapter, ...]) -> runner.Plan:
     profile = select.profile_for(device)
-    return runner.Plan(device, profile, DTYPE, (), TIMED.get(op.name, ()), adapters, 0)
+    return runner.Plan(device, profile, DTYPE, (), (), adapters, 0)
 
 
 def _contenders(plan: runner.Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
@@ -174,8 +93,8 @@ def timed(call: Call, device: torch.device, adapters: tuple[peers.Adapter, ...])
     contenders = _contenders(plan, call.op, sets[0])
     seen = watch(device)
     for contender in contenders:
-        prepare(contender, sets, device, seen.sample, rotation.restoring(call.op, sets))
-    noise, untrusted = steady_trials([c for c in contenders if c.timer is not None], seen)
+        prepare(contender, sets, device, seen.sample, rotation.restoring(call.op, sets), quickest_of(contenders))
+    noise, untrusted = steady_trials(promising([c for c in contenders if c.timer is not None]), seen)
     for contender in contenders:
         close(contender)
     keywords = dict(zip(call.op.names, args, strict=True))

@@ -109,7 +109,7 @@ class Evidence:
     calls: arguments that models call it with, for `ferryman compile`; none: those of ``bench``. like: the shape of an
     argument where the first tensor has a given one (`ferryman explain --shape`); None leaves an optional one out.
     sampled: the name of one random case of a real model's size. named: the case that such a name, or one that ``bench``
-    gives, stands for; it reads the sizes in it.
+    gives, stands for; it reads the sizes in it. contents: such names, of calls whose contents decide their time.
     """
 
     op: str
@@ -122,6 +122,7 @@ class Evidence:
     like: Callable[[str, Shape], Shape | None] = one_for_all
     sampled: Callable[[Sampler], str] | None = None
     named: Callable[[str], Case] | None = None
+    contents: tuple[str, ...] = ()
 
 
 def bench_rows(grid: Grid, itemsize: int = 2) -> list[tuple[int, int]]:

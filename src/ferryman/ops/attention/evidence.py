@@ -51,13 +51,14 @@ def _bench(grid: Grid) -> Iterator[Case]:
 
 _NAME = re.compile(
     r"B(\d+) H(\d+)/(\d+) Q(\d+) K(\d+) D(\d+)( causal)?(?: window(\d+))?(?: softcap(\d+))?(?: chunk(\d+))?"
-    r"(?: (padding|mask|bias|sinks|range|dropout))?"
+    r"(?: (padding|mask|cache|documents|bias|sinks|range|dropout))?"
 )
 
 
 def _named(name: str) -> Case:
-    """padding: the mask of left-padded rows or of a static cache, each query's own. mask: random. bias: of floats, one
-    for all of a batch. range: a first and an end key for each sequence. dropout: of a tenth."""
+    """padding: the mask of left-padded rows, each query's own. cache: of a static cache that is partly full. documents:
+    of packed ones. mask: random. bias: of floats, one for all of a batch. range: a first and an end key for each
+    sequence. dropout: of a tenth."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"{name!r} is no case of attention; required: such as B2 H32/8 Q512 K512 D128 causal window64")
@@ -66,7 +67,7 @@ def _named(name: str) -> Case:
     mask = None
     if kind == "bias":
         mask = TensorSpec((1, heads, queries, keys), fill="normal")
-    elif kind in ("padding", "mask"):
+    elif kind in ("padding", "mask", "cache", "documents"):
         mask = TensorSpec((batch, 1, queries, keys), dtype="bool", fill=kind)
     added: dict[str, dict[str, Any]] = {
         "sinks": {"sinks": TensorSpec((heads,))},
@@ -87,6 +88,17 @@ def _named(name: str) -> Case:
     )
 
 
+# masks that a static cache, padding, packed documents and a position bias make
+_CONTENTS = (
+    "B32 H32/8 Q1 K4096 D128 cache",
+    "B4 H32/8 Q2048 K2048 D128 padding",
+    "B2 H32/8 Q4096 K4096 D128 documents",
+    "B2 H16/16 Q2048 K2048 D64 bias",
+    "B2 H16/16 Q2048 K2048 D64 mask",
+    "B8 H32/8 Q17 K4096 D128 cache",
+    "B2 H32/8 Q4096 K4096 D64 documents",
+    "B8 H12/12 Q512 K512 D64 bias",
+)
 _HEAD_DIMS = (40, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
 _MOST_MASK = 1 << 28  # elements
 
@@ -172,6 +184,7 @@ EVIDENCE = (
         fills=FILLS,
         bench=_bench,
         named=_named,
+        contents=_CONTENTS,
         sampled=_sampled,
         calls=_calls,
         like=_like,

@@ -79,7 +79,24 @@ def _padding(d: Draw) -> Tensor:
     return (d.columns() >= first) & (d.columns() <= position)
 
 
+def _cache(d: Draw) -> Tensor:
+    """Bool: the keys of a static cache that is a quarter to a half full, the same for all queries of a sequence."""
+    keys = d.shape[-1]
+    full = ((0.25 + 0.25 * d.uniform()[..., :1, :1]) * keys).floor()
+    return (d.columns() < full).expand(d.shape)
+
+
+def _documents(d: Draw) -> Tensor:
+    """Bool: no later key, and none of another document of 512 tokens."""
+    queries, keys = d.shape[-2:]
+    position = torch.arange(queries, device=d.device).unsqueeze(-1) + (keys - queries)
+    seen = (d.columns() <= position) & (d.columns() // 512 == position // 512)
+    return seen.expand(d.shape)
+
+
 FILLS = (
+    Fill("cache", "bool: the first quarter to half of the keys", _cache),
+    Fill("documents", "bool: nothing later than the query, nor of another 512 tokens", _documents),
     Fill("padding", "bool: left padding, and nothing later than the query", _padding),
     Fill("ranges", "int32 (batch, 2): first and end key, some of them empty", _ranges),
     Fill("any_range", "int32 (batch, 2): out of the keys and out of order", _anything, False),
