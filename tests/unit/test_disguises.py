@@ -1,11 +1,12 @@
 # ruff: noqa: E501
-"""Norms in spellings that people write by hand are ported; what differs in little from them is not."""
+"""Modules in spellings that people write by hand are ported; what differs in little from them is not."""
 
 from __future__ import annotations
 
 import copy
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,17 +23,16 @@ from tests.unit.disguises import HEAD, RIGHT, WRONG
 LEFT = {
     "the weight in a ParameterList or ParameterDict": 3,  # a leaf has no child
     "nested functions, lambdas, try, *args": 2,  # no proof follows a handler, or names of arguments that have none
-    "softmax as a method or a module": 3,
-    "g * sigmoid(g) * u": 4,
-    "a gate of a table or ModuleDict": 3,
-    "a product in place": 3,
+    "softmax as a method or a module": 1,  # a method that is called as a function of its class
+    "g * sigmoid(g) * u": 2,  # across two statements; in a method
+    "a gate of a table or ModuleDict": 1,  # an entry that an attribute names
     "rope inline, as a method or nested": 4,
     "a residual by .add or +=": 3,
     "index_select as an embedding": 1,
     "padding on the left and a convolution": 2,
     "a subclass of Conv1d": 2,
     "a LayerNorm that transposes around": 1,
-    "getattr of a library": 2,
+    "getattr of a library": 1,  # a function that an attribute names
 }
 
 
@@ -49,7 +49,8 @@ def _home(code: str, name: str, folder: Path, request: pytest.FixtureRequest) ->
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.py").write_text(HEAD + code)
     sys.path.insert(0, str(folder))
-    request.addfinalizer(lambda: (sys.path.remove(str(folder)), sys.modules.pop(name, None)))
+    request.addfinalizer(lambda: sys.modules.pop(name, None))
+    request.addfinalizer(lambda: sys.path.remove(str(folder)))
     return importlib.import_module(name)
 
 
@@ -92,7 +93,7 @@ def test_what_differs_in_little_is_not_ported(what: str, tmp_path: Path, request
         assert "inner" in str(error) or "nothing" in str(error)
 
 
-LATER = {
+LATER: dict[str, tuple[str, Callable[[Any], None]]] = {
     "eps of a config": ("self.config.eps", lambda m: setattr(m.config, "eps", 0.5)),
     "another config": ("self.config.eps", lambda m: setattr(m, "config", type(m.config)(eps=0.5))),
     "another weight's shape": (

@@ -38,10 +38,10 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
                 yield _candidate("rms_norm", f"{scale}, {eps}, {cast}", width, (weight,))
         if not names:
             yield _candidate("rms_norm", f"None, {eps}, False", width)
-        for weight, bias in _pairs(names):
-            used = tuple(n for n in (weight, bias) if n is not None)
-            pair = ", ".join("None" if n is None else spelled[n] for n in (weight, bias))
-            yield _candidate("layer_norm", f"{pair}, {eps}", width, used)
+        for pair in _pairs(names):
+            used = tuple(n for n in pair if n is not None)
+            given = ", ".join("None" if n is None else spelled[n] for n in pair)
+            yield _candidate("layer_norm", f"{given}, {eps}", width, used)
 
 
 def _candidate(op: str, rest: str, width: int, uses: tuple[str, ...] = ()) -> Candidate:

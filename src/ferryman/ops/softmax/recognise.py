@@ -107,6 +107,17 @@ def functions() -> Mapping[Any, Served]:
     }
 
 
+def method_softmax(input: Any, *given: Any, **options: Any) -> Any:
+    """``input.softmax(..)``, of whatever has such a method."""
+    if isinstance(input, Tensor):
+        return torch_softmax(input, *given, **options)
+    return input.softmax(*given, **options)
+
+
+def methods() -> Mapping[str, Served]:
+    return {"softmax": Served("softmax", method_softmax)}
+
+
 # In graphs ---------------------------------------------------------------------------------------------------
 
 

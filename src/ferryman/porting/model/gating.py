@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ferryman import ops
 from ferryman.ops.recognition import Gate
+from ferryman.porting.model import recognise, source
 from ferryman.porting.model.adding import unaltered
 
 _FUNCTIONS = types.FunctionType | types.BuiltinFunctionType
@@ -64,6 +66,17 @@ def gated_last(u: Any, function: Any, g: Any) -> Any:
     return known(g, u)
 
 
+def gated_in_place(function: Any, g: Any, u: Any) -> Any:
+    """``t = function(g); t *= u``, and then t."""
+    known = getattr(function, ATTRIBUTE, None) or _held(function)
+    if known is None or not _fit(g, u) or not _unaltered(function):
+        product = function(g)
+        product *= u
+        return product
+    return known(g, u)
+
+
+@functools.cache
 def of_function(gate: Gate, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`gated` and `gated_last` of a function whose gate is known beforehand."""
     known = call_of(gate)
@@ -75,3 +88,16 @@ def of_function(gate: Gate, function: Callable[[Any], Any]) -> tuple[Callable[..
         return known(g, u) if _fit(g, u) else u * function(g)
 
     return first, last
+
+
+@functools.cache
+def gate_of_expression(name: str, text: str, home: types.FunctionType) -> tuple[Gate | None, Any]:
+    """(the gated op of an expression of one name with PyTorch's functions, by what their names mean to ``home``; that
+    expression as a function)."""
+    call = eval(f"lambda {name}: {text}", source.names_read(home, [text]))  # noqa: S307 - the program's own text
+    return recognise.gate_like(call), call
+
+
+@functools.cache
+def with_options(function: Any, constants: tuple[tuple[str, Any], ...]) -> Any:
+    return functools.partial(function, **dict(constants)) if constants else function

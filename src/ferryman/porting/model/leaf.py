@@ -188,10 +188,9 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
             continue
         if lasting(value):
             continue
-        kept = settings_of(value, reached) if name.isidentifier() else None
-        if kept is not None:
-            meant = (f"self.{name}.{n}" for n in kept)
-            tests += [f"ferryman_same({text}, {v!r})" for text, v in zip(meant, kept.values(), strict=True)]
+        read = settings_of(value, reached) if name.isidentifier() else None
+        if read is not None:
+            tests += [f"ferryman_same(self.{name}.{n}, {v!r})" for n, v in read.items()]
             continue
         if not name.isidentifier() or not _literal(value) or len(repr(value)) > _LONGEST:
             kept = f"{type(value).__name__} {name}"
@@ -231,8 +230,6 @@ def settings_of(value: Any, reached: Collection[str]) -> dict[str, Any] | None:
     kind = type(value)
     own = getattr(value, "__dict__", None)
     if own is None or isinstance(value, nn.Module | Tensor | types.ModuleType) or set(reached) & _ASKS:
-        return None
-    if kind.__getattribute__ not in (object.__getattribute__, types.SimpleNamespace.__getattribute__):
         return None
     bases = [b for b in kind.__mro__ if b not in (object, types.SimpleNamespace)]
     if any(n in vars(base) for base in bases for n in _ACTS):

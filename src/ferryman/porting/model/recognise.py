@@ -368,16 +368,18 @@ def _gate_of(function: Any, module: bool) -> Gate | None:
             call = function if _is_torch(function) else follow_function(function, trace)
     except Unproven:
         return None
+    gate = gate_like(call)
+    try:
+        return gate if gate is not None and not trace.guards() and not trace.reads else None
+    except Unproven:
+        return None
+
+
+def gate_like(call: Any) -> Gate | None:
     inputs: list[tuple[Tensor, ...]] = [(x,) for _, x in drawn(4, 96)]
     inputs.append((torch.linspace(-30, 30, 601, dtype=torch.float64).reshape(1, -1),))
     inputs.append((torch.linspace(-2, 2, 96, dtype=torch.float64).reshape(2, 3, 16),))
-    for gate in proposals("gates"):
-        if prove(call, gate.function, inputs).ok:
-            try:
-                return gate if not trace.guards() and not trace.reads else None
-            except Unproven:
-                return None
-    return None
+    return next((gate for gate in proposals("gates") if prove(call, gate.function, inputs).ok), None)
 
 
 def _is_torch(function: Any) -> bool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import copy
-import functools
 import types
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ferryman.porting.model import adding, cuts, gating, learning, recognise, source
+from ferryman.porting.model import adding, cuts, gating, learning, recognise, source, spelling
 from ferryman.porting.model.source import MISSING
-from ferryman.porting.model.uses import Conditions, Use, called, more, registries, served
+from ferryman.porting.model.uses import Conditions, Use, called, more, registries, served, served_methods, standing
 
 if TYPE_CHECKING:
+    from ferryman.ops.recognition import Served
     from ferryman.porting.model.rewrite import ServedClass
 
 
@@ -111,7 +111,7 @@ class Serve(ast.NodeTransformer):
                 self.owner.uses[before:] = [replace(use, through=value) for use in self.owner.uses[before:]]
             if helper is not None:
                 if handed is not None:
-                    helper = self.owner.standing.setdefault(value, _standing(value, helper))
+                    helper = self.owner.standing.setdefault(value, standing(value, helper))
                 return self._while(node, value, self._put(helper, node))
         return node
 
@@ -154,7 +154,16 @@ class Serve(ast.NodeTransformer):
         times = isinstance(node.func, ast.Attribute) and node.func.attr in ("mul", "multiply") and not node.keywords
         if times and len(node.args) == 1 and self._activation(node.func.value) is not None:  # type: ignore[attr-defined]
             return self.visit(ast.copy_location(ast.BinOp(node.func.value, ast.Mult(), node.args[0]), node))  # type: ignore[attr-defined]
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "mul_" and len(node.args) == 1:
+            activation = node.func.value
+            if self._activation(activation) is not None and not node.keywords and not activation.keywords:  # type: ignore[attr-defined]
+                return self._gate_in_place(node, activation, node.args[0])  # type: ignore[arg-type]
         self.called[id(node.func)] = node
+        method = self._method(node)
+        if method is not None:
+            self._use(method.op, node.func)
+            node.args.insert(0, node.func.value)  # type: ignore[attr-defined]
+            node.func = self._put(method.replacement, node.func)
         self.generic_visit(node)
         kind = self.owner.callables.get(self._dotted(node.func) or "")
         uses = () if kind is None else self.owner.uses_of_callable(kind)
@@ -172,9 +181,21 @@ class Serve(ast.NodeTransformer):
                 self.owner.uses.append(Use("", "", under, added=adding.norm_of(node)))
         return node
 
+    def _method(self, node: ast.Call) -> Served | None:
+        """A method of tensors that is served, of what may be one: no module, class or attribute of the module."""
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in served_methods():
+            return None
+        owner = node.func.value
+        parent = isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"
+        known = isinstance(owner, ast.Name | ast.Attribute) and (
+            source.resolve(owner, self.own) is not MISSING or self._dotted(node.func) is not None
+        )
+        of_class = isinstance(owner, ast.Attribute) and source.resolve(owner.value, self.own) is not MISSING
+        return None if parent or known or of_class else served_methods()[node.func.attr]
+
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """``self.child(x)[..., :n]`` of a child whose cut result is known."""
-        call, upper = node.value, _upper(node.slice)
+        call, upper = node.value, spelling.upper(node.slice)
         if isinstance(call, ast.Call) and upper is not None and isinstance(node.ctx, ast.Load):
             name = self._dotted(call.func) or ""
             shown = self.owner.cuts.get(name)
@@ -226,13 +247,13 @@ class Serve(ast.NodeTransformer):
         for i, statement in enumerate(body):
             target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
             waits = isinstance(target, ast.Name) and (
-                target.id in self.single or (target.id not in self.pending and _ends(target.id, body[i + 1 :]))
+                target.id in self.single or (target.id not in self.pending and spelling.ends(target.id, body[i + 1 :]))
             )
             if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and waits:
                 activation = self._activation(statement.value)
                 last = read.get(target.id, -1)
                 if target.id not in self.single:
-                    last = i + 1 + _next(target.id, body[i + 1 :])
+                    last = i + 1 + spelling.first_named(target.id, body[i + 1 :])
                 if activation is not None and last > i and self._waits(statement.value, body[i + 1 : last]):
                     assert isinstance(statement.value, ast.Call)
                     self.pending[target.id] = statement.value
@@ -249,7 +270,7 @@ class Serve(ast.NodeTransformer):
         child = isinstance(call.args[0], ast.Call) and self._dotted(call.args[0].func) is not None
         own = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)} - {self.self_name}
         nodes = [n for s in between for n in ast.walk(s)]
-        return child or not any((isinstance(n, ast.Name) and n.id in own) or _in_place(n) for n in nodes)
+        return child or not any((isinstance(n, ast.Name) and n.id in own) or spelling.in_place(n) for n in nodes)
 
     # Gates
 
@@ -266,8 +287,15 @@ class Serve(ast.NodeTransformer):
         return node.func if self._function_gate(node) is not None else None
 
     def _dotted(self, node: ast.expr) -> str | None:
-        """ "act.inner" of ``self.act.inner``."""
+        """ "act.inner" of ``self.act.inner``, or of ``self.act["inner"]``."""
         names: list[str] = []
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.slice, ast.Constant)
+            and str(node.slice.value).isidentifier()
+        ):
+            names.append(str(node.slice.value))
+            node = node.value
         while isinstance(node, ast.Attribute):
             names.append(node.attr)
             node = node.value
@@ -275,24 +303,62 @@ class Serve(ast.NodeTransformer):
         return ".".join(reversed(names)) if mine else None
 
     def _function_gate(self, node: ast.Call) -> tuple[Any, Any] | None:
-        value = source.resolve(node.func, self.own)
+        value = spelling.taken(node.func, self.own)
         constants = {k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)}
         if value is MISSING or not callable(value) or isinstance(value, type) or len(constants) != len(node.keywords):
             return None
         if not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
             return None
-        call = _partial(value, tuple(sorted(constants.items())))
+        call = gating.with_options(value, tuple(sorted(constants.items())))
         gate = recognise.gate_of(call)
         return None if gate is None else (gate, call)
 
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        waiting = isinstance(node.target, ast.Name) and isinstance(node.op, ast.Mult) and node.target.id in self.pending
+        if not waiting:
+            self.generic_visit(node)
+            return node
+        assert isinstance(node.target, ast.Name)
+        activation = self.pending.pop(node.target.id)
+        whole = ast.Call(activation.func, [ast.Name(node.target.id, ast.Load())], [])
+        value = self._gate_in_place(node, ast.fix_missing_locations(ast.copy_location(whole, node)), node.value)
+        return ast.copy_location(ast.Assign([node.target], value), node)
+
+    def _gate_in_place(self, node: ast.AST, call: ast.Call, other: ast.expr) -> ast.expr:
+        """A product in place with what an activation gave, which nothing else has."""
+        dotted, known = self._dotted(call.func), None
+        if dotted is None:
+            known = self._function_gate(call)
+            assert known is not None
+            gating.functions.setdefault(known[1], gating.call_of(known[0]))
+        self.owner.uses.append(Use("" if known is None else known[0].op, dotted or "", self.conditions))
+        arguments = [call.func, self.visit(call.args[0]), self.visit(other)]
+        return ast.copy_location(ast.Call(self._put(gating.gated_in_place, node), arguments, []), node)
+
+    def _product(self, node: ast.BinOp) -> ast.AST | None:
+        """A product whose factors of one local alone are an activation of it."""
+        for name, own, rest in spelling.shares(node, self.own):
+            gate, call = gating.gate_of_expression(name, ast.unparse(own), self.own)
+            if gate is not None:
+                self.owner.uses.append(Use(gate.op, "", self.conditions))
+                arguments = [ast.Name(name, ast.Load()), self.visit(rest)]
+                target = self._put(gating.of_function(gate, call)[0], node)
+                return ast.fix_missing_locations(ast.copy_location(ast.Call(target, arguments, []), node))
+        return None
+
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if isinstance(node.op, ast.Mult):
+            product = self._product(node)
+            if product is not None:
+                return product
             for first, side, other in ((True, node.left, node.right), (False, node.right, node.left)):
                 waiting = isinstance(side, ast.Name) and side.id in self.pending
                 if waiting:
                     assert isinstance(side, ast.Name)
                     activation = self.pending.pop(side.id)
                     call = ast.copy_location(ast.Call(activation.func, [side], activation.keywords), side)
+                elif any(spelling.in_place(n) for n in ast.walk(other)):
+                    continue  # perhaps what the activation is of
                 elif isinstance(side, ast.Call) and self._activation(side) is not None:
                     call = side
                 else:
@@ -313,86 +379,16 @@ class Serve(ast.NodeTransformer):
             if function_gate is None:
                 raise AssertionError(f"{ast.unparse(call)} was a known activation a moment ago")
             self.owner.uses.append(Use(function_gate[0].op, "", self.conditions))
-            target = _of_function(function_gate[0], function_gate[1])[0 if first else 1]
+            target = gating.of_function(function_gate[0], function_gate[1])[0 if first else 1]
             arguments = [inner, rest] if first else [rest, inner]
             served = ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
             whole = ast.Call(call.func, [copy.deepcopy(inner)], call.keywords)
             sides = (whole, copy.deepcopy(rest)) if first else (copy.deepcopy(rest), whole)
-            now = self._while(call.func, source.resolve(call.func, self.own), served)
+            now = self._while(call.func, spelling.taken(call.func, self.own), served)
             assert isinstance(now, ast.IfExp)
             now.orelse = ast.copy_location(ast.BinOp(sides[0], ast.Mult(), sides[1]), node)
             return now
         return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
-
-
-def _standing(module: Any, helper: Any) -> Any:
-    """The served function in place of a module that hands on to it, while that runs its own forward."""
-
-    def call(*given: Any, **options: Any) -> Any:
-        return helper(*given, **options) if source.untouched(module) else module(*given, **options)
-
-    return call
-
-
-def _in_place(node: ast.AST) -> bool:
-    """It may change a tensor that has other names."""
-    if isinstance(node, ast.Call):
-        named = isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
-        return named or any(k.arg in ("out", "inplace") for k in node.keywords)
-    return isinstance(node, ast.AugAssign) or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
-
-
-def _next(name: str, body: list[ast.stmt]) -> int:
-    """Which statement names a local first; -1 if none does."""
-    return next(
-        (i for i, s in enumerate(body) if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(s))), -1
-    )
-
-
-def _ends(name: str, body: list[ast.stmt]) -> bool:
-    """Whether the first statement that names a local reads it once, in a product, and returns or puts another there."""
-    at = _next(name, body)
-    statement = body[at] if at >= 0 else None
-    if isinstance(statement, ast.Assign):
-        target = statement.targets[0] if len(statement.targets) == 1 else None
-        if not isinstance(target, ast.Name) or target.id != name:
-            return False
-    elif not isinstance(statement, ast.Return):
-        return False
-    value = statement.value
-    if value is None or any(
-        isinstance(n, ast.Lambda | ast.comprehension | ast.IfExp | ast.BoolOp) for n in ast.walk(value)
-    ):
-        return False
-    sides = [
-        s for n in ast.walk(value) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult) for s in (n.left, n.right)
-    ]
-    read = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id == name]
-    return len(read) == 1 and any(s is read[0] for s in sides)
-
-
-def _upper(index: ast.expr) -> ast.expr | None:
-    """n of ``[..., :n]`` or ``[:, :, :n]``, where n can be evaluated before what it cuts."""
-    parts = index.elts if isinstance(index, ast.Tuple) else []
-    last = parts[-1] if parts else None
-    whole = all(isinstance(p, ast.Slice) and p.lower is p.upper is p.step is None for p in parts[:-1])
-    dots = len(parts) == 2 and isinstance(parts[0], ast.Constant) and parts[0].value is Ellipsis
-    if not isinstance(last, ast.Slice) or last.lower is not None or last.step is not None or last.upper is None:
-        return None
-    plain = ast.Name | ast.Attribute | ast.Subscript | ast.Constant | ast.UnaryOp | ast.USub | ast.Load
-    if not (dots or (whole and len(parts) == 3)) or not all(isinstance(n, plain) for n in ast.walk(last.upper)):
-        return None
-    return last.upper
-
-
-@functools.cache
-def _partial(function: Any, constants: tuple[tuple[str, Any], ...]) -> Any:
-    return functools.partial(function, **dict(constants)) if constants else function
-
-
-@functools.cache
-def _of_function(gate: Any, call: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    return gating.of_function(gate, call)
 
 
 def source_is_torch(function: types.FunctionType) -> bool:

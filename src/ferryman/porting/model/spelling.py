@@ -1,15 +1,20 @@
-"""Other spellings of a product and of a sum: `torch.mul(a, b)` is ``a * b``, and so on."""
+"""Other spellings of a product and of a sum: `torch.mul(a, b)` is ``a * b``, ``t.mul_(u)`` is ``t *= u``, and so on;
+and what statements say of the order in which they read and write."""
 
 from __future__ import annotations
 
 import ast
 import copy
+import math
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from ferryman.porting.model import source
+from ferryman.porting.model.source import MISSING
 
 _OPERATORS: dict[Any, type[ast.operator]] = {torch.mul: ast.Mult, torch.multiply: ast.Mult, torch.add: ast.Add}
 
@@ -22,7 +27,28 @@ def operators(tree: ast.FunctionDef, function: types.FunctionType) -> ast.Functi
 
 class _Operators(ast.NodeTransformer):
     def __init__(self, function: types.FunctionType) -> None:
-        self.own = function
+        self.own, self.entered = function, False
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        self.generic_visit(node)
+        call = node.value
+        if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
+            return node
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "mul_" or isinstance(call.args[0], ast.Starred):
+            return node
+        name = function.value
+        if not isinstance(name, ast.Name) or name.id not in self.own.__code__.co_varnames:
+            return node
+        target = ast.copy_location(ast.Name(name.id, ast.Store()), name)
+        return ast.copy_location(ast.AugAssign(target, ast.Mult(), call.args[0]), node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self.entered:  # its locals are its own
+            return node
+        self.entered = True
+        self.generic_visit(node)
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -30,3 +56,129 @@ class _Operators(ast.NodeTransformer):
         value = source.resolve(node.func, self.own) if plain and isinstance(node.func, ast.Attribute) else None
         kind = _OPERATORS.get(value) if isinstance(value, types.BuiltinFunctionType) else None
         return node if kind is None else ast.copy_location(ast.BinOp(node.args[0], kind(), node.args[1]), node)
+
+
+def taken(node: ast.expr, function: types.FunctionType) -> Any:
+    """`source.resolve`, also of ``TABLE["name"]`` of a dictionary of the file, and ``getattr(module, "name")``."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        table = source.resolve(node.value, function)
+        return table.get(node.slice.value, MISSING) if type(table) is dict else MISSING
+    if isinstance(node, ast.Call) and len(node.args) == 2 and not node.keywords:
+        asks, name = source.resolve(node.func, function) is getattr, node.args[1]
+        if asks and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            module = source.resolve(node.args[0], function)
+            return getattr(module, name.value, MISSING) if isinstance(module, types.ModuleType) else MISSING
+        return MISSING
+    return source.resolve(node, function)
+
+
+# Of what is smooth everywhere, and has no option: drawn inputs tell two such expressions apart.
+_SMOOTH = {"sigmoid", "tanh", "erf", "exp", "pow", "square", "sqrt"}
+
+
+def shares(node: ast.BinOp, function: types.FunctionType) -> Iterator[tuple[str, ast.expr, ast.expr]]:
+    """(a local, the product of the factors that read it alone, that of the others) of a product of three or more."""
+    factors = list(_factors(node))
+    names = [f.id for f in factors if isinstance(f, ast.Name) and f.id in source.locals_of(function)]
+    for name in dict.fromkeys(names):
+        own = [f for f in factors if isinstance(f, ast.Constant) or _reads(f, function) == {name}]
+        rest = [f for f in factors if f not in own]
+        inside = [n for f in rest for n in ast.walk(f)]
+        fixed = not any(
+            in_place(n) or isinstance(n, ast.NamedExpr) or (isinstance(n, ast.Name) and n.id == name) for n in inside
+        )
+        if len([f for f in own if not isinstance(f, ast.Constant)]) > 1 and rest and fixed:
+            yield name, _times(own), _times(rest)
+
+
+def _factors(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        yield from _factors(node.left)
+        yield from _factors(node.right)
+    else:
+        yield node
+
+
+def _times(factors: list[ast.expr]) -> ast.expr:
+    product = copy.deepcopy(factors[0])
+    for factor in factors[1:]:
+        product = ast.copy_location(ast.BinOp(product, ast.Mult(), copy.deepcopy(factor)), factor)
+    return product
+
+
+def _reads(node: ast.expr, function: types.FunctionType) -> set[str] | None:
+    """The locals that an expression of smooth functions of PyTorch reads; None for any other."""
+    if isinstance(node, ast.Name):
+        return {node.id} if node.id in source.locals_of(function) else None
+    if not isinstance(node, ast.BinOp | ast.UnaryOp | ast.Constant | ast.Call):
+        return None
+    parts = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
+    if isinstance(node, ast.Call):
+        if node.keywords or not isinstance(node.func, ast.Attribute) or node.func.attr not in _SMOOTH:
+            return None
+        value = source.resolve(node.func, function)
+        whose = (
+            getattr(torch, node.func.attr),
+            getattr(math, node.func.attr, value),
+            getattr(functional, node.func.attr, value),
+        )
+        if value is not MISSING and value not in whose:
+            return None
+        parts = [*([node.func.value] if value is MISSING else []), *node.args]
+    inside = [_reads(p, function) for p in parts]
+    return None if None in inside else {n for names in inside for n in names or ()}
+
+
+def in_place(node: ast.AST) -> bool:
+    """It may change a tensor that has other names."""
+    if isinstance(node, ast.Call):
+        named = isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
+        return named or any(k.arg in ("out", "inplace") for k in node.keywords)
+    return isinstance(node, ast.AugAssign) or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+
+
+def first_named(name: str, body: list[ast.stmt]) -> int:
+    """Which statement names a local first; -1 if none does."""
+    return next(
+        (i for i, s in enumerate(body) if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(s))), -1
+    )
+
+
+def ends(name: str, body: list[ast.stmt]) -> bool:
+    """Whether the first statement that names a local reads it once, in a product, and returns or puts another there."""
+    at = first_named(name, body)
+    statement = body[at] if at >= 0 else None
+    if isinstance(statement, ast.AugAssign):  # in place, of what only this name has
+        inside = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
+        mine = isinstance(statement.target, ast.Name) and statement.target.id == name
+        return mine and isinstance(statement.op, ast.Mult) and name not in inside
+    if isinstance(statement, ast.Assign):
+        target = statement.targets[0] if len(statement.targets) == 1 else None
+        if not isinstance(target, ast.Name) or target.id != name:
+            return False
+    elif not isinstance(statement, ast.Return):
+        return False
+    value = statement.value
+    if value is None or any(
+        isinstance(n, ast.Lambda | ast.comprehension | ast.IfExp | ast.BoolOp) for n in ast.walk(value)
+    ):
+        return False
+    sides = [
+        s for n in ast.walk(value) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult) for s in (n.left, n.right)
+    ]
+    read = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id == name]
+    return len(read) == 1 and any(s is read[0] for s in sides)
+
+
+def upper(index: ast.expr) -> ast.expr | None:
+    """n of ``[..., :n]`` or ``[:, :, :n]``, where n can be evaluated before what it cuts."""
+    parts = index.elts if isinstance(index, ast.Tuple) else []
+    last = parts[-1] if parts else None
+    whole = all(isinstance(p, ast.Slice) and p.lower is p.upper is p.step is None for p in parts[:-1])
+    dots = len(parts) == 2 and isinstance(parts[0], ast.Constant) and parts[0].value is Ellipsis
+    if not isinstance(last, ast.Slice) or last.lower is not None or last.step is not None or last.upper is None:
+        return None
+    plain = ast.Name | ast.Attribute | ast.Subscript | ast.Constant | ast.UnaryOp | ast.USub | ast.Load
+    if not (dots or (whole and len(parts) == 3)) or not all(isinstance(n, plain) for n in ast.walk(last.upper)):
+        return None
+    return last.upper

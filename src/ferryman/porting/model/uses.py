@@ -52,6 +52,12 @@ def served() -> dict[Any, Served]:
     return dict(proposals("functions"))
 
 
+@functools.cache
+def served_methods() -> dict[str, Served]:
+    """Names of methods of tensors -> what serves them."""
+    return {n: s for family in families() if hasattr(family, "methods") for n, s in family.methods().items()}
+
+
 more: dict[Any, Served] = {}  # functions of other libraries -> what serves them (integrations add)
 registries: dict[int, Any] = {}  # id -> an object of another library whose readers are of interest (integrations add)
 served_calls: dict[type, Any] = {}  # a callable's class -> its served __call__
@@ -61,3 +67,12 @@ def called(callee: Any, *args: Any, **options: Any) -> Any:
     """``callee(*args, **options)``, by the served copy of its class's code where that is what it runs."""
     served_call = served_calls.get(type(callee))
     return callee(*args, **options) if served_call is None else served_call(callee, *args, **options)
+
+
+def standing(module: Any, helper: Any) -> Any:
+    """The served function in place of a module that hands on to it, while that runs its own forward."""
+
+    def call(*given: Any, **options: Any) -> Any:
+        return helper(*given, **options) if source.untouched(module) else module(*given, **options)
+
+    return call
