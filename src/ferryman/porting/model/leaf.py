@@ -188,9 +188,9 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
             continue
         if lasting(value):
             continue
-        read = settings_of(value, reached) if name.isidentifier() else None
-        if read is not None:
-            tests += [f"ferryman_same(self.{name}.{n}, {v!r})" for n, v in read.items()]
+        settled = settings_of(value, reached) if name.isidentifier() else None
+        if settled is not None:
+            tests += [f"ferryman_same(self.{name}.{n}, {v!r})" for n, v in settled.items()]
             continue
         if not name.isidentifier() or not _literal(value) or len(repr(value)) > _LONGEST:
             kept = f"{type(value).__name__} {name}"
