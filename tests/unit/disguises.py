@@ -151,4 +151,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "another entry of the table": (_G + "return self.c(ACT['tanh'](self.a(x)) * self.b(x))\n", "silu_mul", "x"),
     "a table whose entry does something else": ("class Odd(dict):\n    def __getitem__(self, k): return torch.tanh\nTAB = Odd(silu=F.silu)\n" + _G + "return self.c(TAB['silu'](self.a(x)) * self.b(x))\n", "silu_mul", "x"),
     "another function by getattr": (_G + "return self.c(getattr(F, 'hardswish')(self.a(x)) * self.b(x))\n", "silu_mul", "x"),
+    "an add that is no sum": ("class Odd:\n    def add(self, x): return x * 3\nclass M(nn.Module):\n    def __init__(self): super().__init__(); self.odd, self.n = Odd(), nn.LayerNorm(64)\n    def forward(self, x): return self.n(self.odd.add(x) + 0.5 * x.square().sum())\n", "add_rms_norm", "x"),
+    "an add of an object before a norm": ("class Odd:\n    def add(self, x): return x * x\nclass M(nn.Module):\n    def __init__(self): super().__init__(); self.odd, self.n = Odd(), nn.LayerNorm(64)\n    def forward(self, x): return self.n(self.odd.add(x))\n", "add_layer_norm", "x"),
+    "an add with a factor": (_BLOCK + "return self.n(x.add(self.f(x), alpha=2))\n", "add_layer_norm", "x"),
+    "an add in place that the caller sees": (_BLOCK + "y = self.f(x); h = y; h += x; return self.n(h) + y\n", "add_layer_norm", "x"),
 }  # fmt: skip

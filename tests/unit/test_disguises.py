@@ -27,7 +27,7 @@ LEFT = {
     "g * sigmoid(g) * u": 2,  # across two statements; in a method
     "a gate of a table or ModuleDict": 1,  # an entry that an attribute names
     "rope inline, as a method or nested": 4,
-    "a residual by .add or +=": 3,
+    "a residual by .add or +=": 2,  # in place: another name may have that tensor
     "index_select as an embedding": 1,
     "padding on the left and a convolution": 2,
     "a subclass of Conv1d": 2,

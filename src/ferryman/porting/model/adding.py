@@ -30,9 +30,12 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
 # What a changed forward calls --------------------------------------------------------------------------------
 
 
-def added(module: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """(module(a + b), a + b). Apart where the module is not ported, has hooks or another forward, and under
-    autocast, which adds in another dtype than a norm is computed in."""
+def added(module: Any, a: Any, b: Any, method: bool = False) -> tuple[Any, Any]:
+    """(module(a + b), a + b), where the program says ``a + b``, or ``a.add(b)`` (method). Apart where the module is not
+    ported, has hooks or another forward, and under autocast, which adds in another dtype than a norm is computed in."""
+    if method and not isinstance(a, Tensor):
+        total = a.add(b)
+        return module(total), total
     known = getattr(module, ATTRIBUTE, None)
     if known is None or not unaltered(module, HOME):
         total = a + b
@@ -159,10 +162,10 @@ class _Finder(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         argument = self._norm(node)
-        if argument is None or not _is_sum(argument):
+        terms = None if argument is None else _terms(argument)
+        if terms is None:
             return node
-        assert isinstance(argument, ast.BinOp)
-        whole = ast.Call(ast.Name(CALL, ast.Load()), [node.func, argument.left, argument.right], [])
+        whole = ast.Call(ast.Name(CALL, ast.Load()), [node.func, *terms], [])
         ast.copy_location(whole, node)
         normed = ast.Subscript(whole, ast.Constant(0), ast.Load())
         return ast.fix_missing_locations(ast.copy_location(normed, node))
@@ -284,6 +287,16 @@ def _is_sum(node: ast.AST) -> bool:
         and not isinstance(node.left, ast.Constant)
         and not isinstance(node.right, ast.Constant)
     )
+
+
+def _terms(node: ast.expr) -> list[ast.expr] | None:
+    """a and b of ``a + b``; beside them, that a method adds, of ``a.add(b)``."""
+    if isinstance(node, ast.BinOp) and _is_sum(node):
+        return [node.left, node.right]
+    method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add"
+    if not method or len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred | ast.Constant):  # type: ignore[attr-defined]
+        return None
+    return [node.func.value, node.args[0], ast.Constant(True)]  # type: ignore[attr-defined]
 
 
 def _sum_of(statement: ast.stmt) -> ast.BinOp | None:
