@@ -25,6 +25,7 @@ _ANSWERS: dict[str, Any] = {
     "routines": Routine,
     "cuts": Cut,
     "functions": Served,
+    "methods": Served,
     "gates": Gate,
     "traced": Traced,
     "foldings": Folding,
@@ -53,7 +54,7 @@ def proposals(question: str, *given: Any) -> list[Any]:
 
 def ask() -> None:
     """Ask all that takes no arguments, so that `registry.broken` has the packages that break there."""
-    for question in ("functions", "helpers", "gates", "parts", "traced", "foldings", "rules"):
+    for question in ("functions", "methods", "helpers", "gates", "parts", "traced", "foldings", "rules"):
         proposals(question)
 
 

@@ -55,7 +55,7 @@ def served() -> dict[Any, Served]:
 @functools.cache
 def served_methods() -> dict[str, Served]:
     """Names of methods of tensors -> what serves them."""
-    return {n: s for family in families() if hasattr(family, "methods") for n, s in family.methods().items()}
+    return dict(proposals("methods"))
 
 
 more: dict[Any, Served] = {}  # functions of other libraries -> what serves them (integrations add)
