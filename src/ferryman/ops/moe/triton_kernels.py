@@ -499,6 +499,11 @@ def _rdna(target: Target) -> bool:
     return target.vendor == "amd" and target.wave == 32
 
 
+def _ampere(target: Target) -> bool:
+    """sm_80 to sm_89, whose assembler spills tiles that it holds on later ones: they are half as deep there."""
+    return target.arch.startswith("sm_8")
+
+
 def _deep(target: Target) -> int:
     """Of float32. RDNA has no matrix instructions for it: a lane holds its operands of all of a tile's depth."""
     return 16 if _rdna(target) else 32
@@ -511,7 +516,7 @@ def _tile(target: Target, itemsize: int, rows: int, experts: int, gated: bool) -
         deep = _deep(target)
         return Tile(16, 32, deep, 4) if mean <= 16 else Tile(32, 32, deep, 4)
     if mean <= 16:
-        return Tile(16, 32 if gated else 64, 128, 4)
+        return Tile(16, 32 if gated else 64, 64 if gated and _ampere(target) else 128, 4)
     if mean <= 64:
         return Tile(64, 32 if gated else 64, 64, 4)
     return Tile(128, 64 if gated else 128, 32 if _rdna(target) else 64, 8)
@@ -717,7 +722,7 @@ def _gradient_tile(target: Target, itemsize: int, rows: int, experts: int) -> Ti
         return Tile(16, 32, _deep(target), 4)
     if mean <= 16:
         return Tile(16, 32, 64, 4)
-    return Tile(32 if _rdna(target) else 64, 32, 64, 4)
+    return Tile(32 if _rdna(target) else 64, 32, 32 if _ampere(target) else 64, 4)
 
 
 def moe_experts_backward(
