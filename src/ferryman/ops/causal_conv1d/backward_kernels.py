@@ -16,7 +16,8 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded, strides
 from ferryman.backends.triton_lang import narrow, sigmoid, widen
-from ferryman.ops.causal_conv1d.triton_kernels import THREADS, element, empty_like, near, place_of, sum_at, tile_for
+from ferryman.ops.causal_conv1d.run_kernels import element
+from ferryman.ops.causal_conv1d.triton_kernels import THREADS, empty_like, near, place_of, sum_at, tile_for
 
 SPANS = 4  # programs of a unit, where the gradients of weights are summed
 

@@ -1,4 +1,8 @@
-"""`causal_conv1d` in Triton: one read and one write of memory; what a tap reads again lies in the L1 cache."""
+"""`causal_conv1d` in Triton: one read and one write of memory.
+
+Runs of positions serve 2 to 4 taps (`run_kernels.py`). Of other widths, a few tokens, or rows that are not whole
+vectors, each tap is loaded apart, from the L1 cache (`sum_at`).
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,9 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded, strides
-from ferryman.backends.triton_lang import narrow, sigmoid, widen
+from ferryman.backends.triton_lang import widen
 from ferryman.backends.triton_rows import lanes
-
-
-@triton.jit
-def element(x_ptr, state_ptr, d, known, at, t, length, x_d, x_l, s_d, s_l, WIDTH: tl.constexpr):
-    """x at positions at + t; ``x_ptr`` points to at. The state, or zeros, stand before x, and zeros past its end."""
-    x = widen(tl.load(x_ptr + (d * x_d + t * x_l), mask=known & (t >= -at) & (t < length - at), other=0.0))
-    if state_ptr is not None:
-        early = known & (t < -at) & (t > -WIDTH - at)
-        x += widen(tl.load(state_ptr + d * s_d + (at + t + (WIDTH - 1)) * s_l, mask=early, other=0.0))
-    return x
+from ferryman.ops.causal_conv1d.run_kernels import activated, element, in_columns, in_rows
 
 
 @triton.jit
@@ -81,9 +76,12 @@ def _forward(
     ACTIVE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_L: tl.constexpr,
+    RUN: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
+    """RUN: positions of a thread; 1: each tap is loaded apart. ROWS: positions are innermost."""
     sample, first, block = place_of(channels, across, BLOCK_D)
-    start = block * BLOCK_L
+    start = block * (BLOCK_L if ROWS else BLOCK_L * RUN)
     d = tl.arange(0, BLOCK_D)[:, None]
     t = tl.arange(0, BLOCK_L)[None, :]
     known = d < channels - first
@@ -94,12 +92,66 @@ def _forward(
     if state_ptr is not None:
         state_ptr += sample * s_b + first * s_d
     here = x_ptr + start.to(tl.int64) * x_l
-    z = sum_at(here, state_ptr, weight_ptr, bias_ptr, d, known, start, t, length, x_d, x_l, s_d, s_l, w_d, w_k, WIDTH)
-    if ACTIVE:
-        s, _ = sigmoid(z, y_ptr.dtype.element_ty == tl.float32)
-        z = z * s
     y_ptr += sample * y_b + first * y_d + start.to(tl.int64) * y_l
-    tl.store(y_ptr + (d * y_d + t * y_l), narrow(z, y_ptr.dtype.element_ty), mask=known & (t < length - start))
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    if RUN == 1:
+        args = (here, state_ptr, weight_ptr, bias_ptr, d, known, start, t, length, x_d, x_l, s_d, s_l, w_d, w_k, WIDTH)
+        z = sum_at(*args)
+        tl.store(y_ptr + (d * y_d + t * y_l), activated(z, ACTIVE, dtype), mask=known & (t < length - start))
+    else:
+        bias = None
+        if bias_ptr is not None:
+            bias = widen(tl.load(bias_ptr + d, mask=known, other=0.0))
+        if ROWS:
+            in_rows(
+                here,
+                state_ptr,
+                weight_ptr,
+                bias,
+                y_ptr,
+                d,
+                known,
+                start,
+                length,
+                x_d,
+                x_l,
+                s_d,
+                s_l,
+                w_d,
+                w_k,
+                y_d,
+                y_l,
+                WIDTH,
+                ACTIVE,
+                BLOCK_D,
+                BLOCK_L,
+            )
+        else:
+            in_columns(
+                here,
+                state_ptr,
+                weight_ptr,
+                bias,
+                y_ptr,
+                d,
+                known,
+                channels - first,
+                start,
+                length,
+                x_d,
+                x_l,
+                s_d,
+                s_l,
+                w_d,
+                w_k,
+                y_d,
+                y_l,
+                WIDTH,
+                ACTIVE,
+                BLOCK_D,
+                BLOCK_L,
+                RUN,
+            )
     if block == across - 1:
         # the last WIDTH - 1 positions, as they are
         final_ptr += (sample * channels + first) * (WIDTH - 1)
@@ -113,9 +165,15 @@ def _forward(
 
 
 class Tile(NamedTuple):
+    """run: positions of a thread; a program takes ``length`` of them, or as many runs where channels are innermost."""
+
     d: int
     length: int
     warps: int
+    run: int = 1
+
+    def positions(self, rows: bool) -> int:
+        return self.length if rows else self.length * self.run
 
 
 THREADS = 128  # of a program of 8 times as many elements
@@ -132,9 +190,32 @@ def tile_for(target: Target, x: Tensor, elements: int, threads: int) -> Tile:
     return Tile(d, across, max(1, min(threads, d * across // 4) // lanes(target)))
 
 
+_TILES = {  # of channels innermost: channels, positions of a thread
+    "wide": (256, 16),
+    "narrow": (64, 16),
+    "short": (256, 8),
+}
+
+
+def _run_tile(target: Target, x: Tensor, width: int) -> Tile:
+    """A tile of `tile_for` where runs do not serve."""
+    _, channels, length = x.shape
+    whole = x.stride(2) == 1 and length % 16 == 0
+    if not 2 <= width <= 4 or not (whole or x.stride(1) == 1) or length < 16:
+        return tile_for(target, x, 8 * THREADS, THREADS)
+    if x.stride(1) != 1:
+        tile = tile_for(target, x, 16 * THREADS, THREADS)
+        return tile._replace(run=8)
+    most, run = _TILES[target.configuration or "wide"]
+    d = min(triton.next_power_of_2(channels), most)
+    across = max(1, 8 * THREADS // d)
+    return Tile(d, across, max(1, min(THREADS, d * across // 4) // lanes(target)), run)
+
+
 def near(x: Tensor, tile: Tile) -> Tensor:
     """The tensor, or a copy where 32 bits do not count the elements that a tile spans."""
-    return x if tile.d * x.stride(1) + 2 * tile.length * x.stride(2) < 2**31 else x.contiguous()
+    spans = tile.d * x.stride(1) + 2 * tile.length * tile.run * x.stride(2)
+    return x if spans < 2**31 else x.contiguous()
 
 
 def empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -158,9 +239,10 @@ def causal_conv1d(
     y, final = empty_like(x), torch.empty(batch, channels, width - 1, dtype=x.dtype, device=x.device)
     if batch * channels == 0:
         return y, final
-    tile = tile_for(target, x, 8 * THREADS, THREADS)
+    tile = _run_tile(target, x, width)
     x = near(x, tile)
-    across = max(1, triton.cdiv(length, tile.length))
+    rows = x.stride(1) != 1
+    across = max(1, triton.cdiv(length, tile.positions(rows)))
     launch(
         _forward,
         (batch * triton.cdiv(channels, tile.d) * across,),
@@ -181,6 +263,8 @@ def causal_conv1d(
         activation is not None,
         tile.d,
         tile.length,
+        tile.run,
+        rows,
         device=x.device,
         num_warps=tile.warps,
     )
