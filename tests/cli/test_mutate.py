@@ -20,7 +20,7 @@ from tests.cli.run import Done, alone
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton's interpreter, and signals, as on Linux")
 
-USER = Path(__file__).with_name("user_softmax.py")
+USER = Path(__file__).with_name("user_kernel.py")
 HEAD = """
 import os, subprocess, sys, time
 from pathlib import Path

@@ -516,7 +516,9 @@ def _compile(arch: str, dtype: str, dims: tuple[int, ...], most: int | None = No
 
 
 def _worker(arguments: list[str], interpret: bool, timeout: float) -> Any:
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
+    root = Path(__file__).resolve().parents[3]
+    paths = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", "PYTHONPATH": paths}
     command = [sys.executable, str(Path(__file__).resolve()), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-4000:]

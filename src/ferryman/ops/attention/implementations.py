@@ -382,6 +382,7 @@ IMPLEMENTATIONS = menu(
         name="torch.flash",
         where=":attention_backward_flash",
         when=(*_FLASH_NVIDIA, *_NO_LSE),
+        leads=(_SINKS, _ONE_TILE),
         **_ADDED,
     ),
     Implementation(
