@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import ferryman
 from ferryman.device_profiles import profile
 from tests.lines import launched, rows_launched
 
@@ -78,3 +79,9 @@ def test_a_tile_of_another_size_is_a_configuration(op: str) -> None:
     wide = torch.empty(70_000, 2**25, dtype=torch.bfloat16, device="meta")[:, :64]
     tiles = rows_launched(op, (wide,) if op == "softmax" else (wide, wide), profile("h200"))
     assert all(rows * 2**25 < 2**31 for rows, _ in tiles.values())
+
+
+@pytest.mark.parametrize(("classes", "line"), [(128_256, "triton.rows"), (50_257, "triton.flat")])
+def test_a_gradient_of_odd_rows_is_scaled_flat_on_hopper(classes: int, line: str) -> None:
+    grad, x = torch.empty((), device="meta"), torch.empty(512, classes, dtype=torch.bfloat16, device="meta")
+    assert ferryman.explain("cross_entropy_inplace_grad_backward", grad, x, device="h100").chosen == line

@@ -63,6 +63,7 @@ _TRITON = (
         name="triton.flat",
         where="loss_kernels:scale_flat",
         when=(contiguous("out_logits"),),
+        leads=(not_multiple_of("out_logits.shape[-1]", 16),),  # whose rows do not begin at whole words
         partial=True,
         **_ROWS,
     ),
