@@ -135,8 +135,8 @@ def place(model: nn.Module, device: torch.device) -> None:
 
 def compare(sides: Sequence[Callable[[], Any]], device: torch.device) -> dict[str, Any]:
     times: tuple[list[float], list[float]] = ([], [])
-    for side in sides:
-        warmed(side)  # the weights have moved, and what compiled may have cut the calls before short
+    for call in sides:
+        warmed(call)  # the weights have moved, and what compiled may have cut the calls before short
     for trial in range(TRIALS + DROPPED):
         for side in (0, 1) if trial % 2 else (1, 0):
             taken = seconds(sides[side], device)

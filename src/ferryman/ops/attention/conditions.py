@@ -1,0 +1,329 @@
+"""Under which conditions implementations of attention serve a call, and lead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ferryman.ops.attention import flex_variants
+from ferryman.ops.clauses import (
+    Clause,
+    View,
+    absent,
+    at_least,
+    both,
+    compiled,
+    dtypes,
+    either,
+    feature,
+    multiple_of,
+    not_multiple_of,
+    one_of,
+    prepared,
+    release,
+    threshold,
+    unit_stride,
+    vendor,
+    when_interpreted,
+)
+
+_HALF = dtypes("q", torch.float16, torch.bfloat16)
+_DOT = (when_interpreted(dtypes("q", torch.float32, torch.float16)),)
+_FEW = 16  # rows of the least tile that a matrix unit takes
+_UNIT = (unit_stride("q"), unit_stride("k"), unit_stride("v"))
+_PLAIN = (absent("window"), one_of("softcap", 0.0), absent("mask"))
+# of PyTorch's kernels and Hopper's: the former draw other numbers, which no seed of the op's gives
+_NO_DROPOUT = one_of("dropout_p", 0.0)
+
+
+def _rows_of(view: View) -> tuple[int, int]:
+    return int(view.args["q"].shape[2]), int(view.args["k"].shape[2])
+
+
+_SQUARE = Clause(
+    "as many queries as keys where causal, or one query",
+    ("q.shape[2]", "k.shape[2]", "causal"),
+    lambda view: (*_rows_of(view), bool(view.args["causal"])),
+    lambda m: not m[2] or m[0] in (1, m[1]),
+)
+_SQUARE_OR_HIDDEN = Clause(
+    "as many queries as keys where causal, or one query, or a mask, key range or chunk, which holds the diagonal",
+    ("q.shape[2]", "k.shape[2]", "causal", "mask", "key_range", "chunk"),
+    lambda view: (
+        *_SQUARE.measure(view),
+        any(view.args[name] is not None for name in ("mask", "key_range", "chunk")),
+    ),
+    lambda m: m[3] or _SQUARE.test(m[:3]),
+)
+_EVERY_ROW_SEES = Clause(
+    "no more queries than keys where causal or windowed",
+    ("q.shape[2]", "k.shape[2]", "causal", "window"),
+    lambda view: (*_rows_of(view), bool(view.args["causal"]) or view.args["window"] is not None),
+    lambda m: not m[2] or m[0] <= m[1],
+)
+_ONE_SIDED = Clause(
+    "a window only where causal",
+    ("causal", "window"),
+    lambda view: (bool(view.args["causal"]), view.args["window"]),
+    lambda m: m[0] or m[1] is None,
+)
+
+
+def _rows_of_a_head(view: View) -> int:
+    q, k = view.args["q"], view.args["k"]
+    return int(q.shape[2] * (q.shape[1] // k.shape[1]))
+
+
+_ONE_TILE = Clause(
+    f"at most {_FEW} rows of queries for a key head (Sq * H / Hk)",
+    ("q.shape", "k.shape"),
+    _rows_of_a_head,
+    lambda rows: rows <= _FEW,
+)
+_TILES = Clause(
+    f"more than {_FEW} rows of queries for a key head (Sq * H / Hk)",
+    _ONE_TILE.facts,
+    _rows_of_a_head,
+    lambda rows: rows > _FEW,
+)
+_MASKED = Clause(
+    "a mask",
+    ("mask",),
+    lambda view: "given" if view.args["mask"] is not None else None,
+    lambda given: given is not None,
+)
+_NUMBERED = Clause(
+    "fewer than 2^31 rows of queries, and elements of a head",
+    ("q.shape", "k.shape"),
+    lambda view: max(
+        view.args["q"].shape[0] * view.args["q"].shape[1] * (view.args["q"].shape[2] + 128),
+        max(_rows_of(view)) * view.args["q"].shape[3],
+    ),
+    lambda n: n < 2**31,
+)
+
+_ONE_WIDTH = Clause(
+    "values as wide as keys",
+    ("k.shape", "v.shape"),
+    lambda view: (int(view.args["k"].shape[3]), int(view.args["v"].shape[3])),
+    lambda m: m[0] == m[1],
+)
+_NO_WIDER = Clause(
+    "values no wider than keys",
+    ("k.shape", "v.shape"),
+    lambda view: (int(view.args["k"].shape[3]), int(view.args["v"].shape[3])),
+    lambda m: m[1] <= m[0],
+)
+_ALL_KEYS = (absent("key_range"), absent("chunk"))
+_NO_BIAS_GRADIENT = Clause(
+    "no gradient of a float mask",
+    ("need_mask", "mask.dtype"),
+    lambda view: (
+        bool(view.args["need_mask"]) and view.args["mask"] is not None and view.args["mask"].dtype != torch.bool
+    ),
+    lambda wanted: not wanted,
+)
+
+_BIAS_GRADIENT = Clause(
+    "a gradient of a float mask",
+    _NO_BIAS_GRADIENT.facts,
+    _NO_BIAS_GRADIENT.measure,
+    lambda wanted: wanted,
+)
+
+# a float mask is stored in q's dtype for them, which rounds one of another
+_MASK_ALIKE = Clause(
+    "a mask of bool or of q's dtype",
+    ("q.dtype", "mask.dtype"),
+    lambda view: None if view.args["mask"] is None else (view.args["q"].dtype, view.args["mask"].dtype),
+    lambda m: m is None or m[1] in (torch.bool, m[0]),
+)
+
+
+def _elements(view: View) -> int:
+    k = view.args["k"]
+    return int(k.shape[0] * k.shape[1] * k.shape[2] * k.shape[3])
+
+
+def _queries(view: View) -> int:
+    return int(view.args["q"].shape[2])
+
+
+# What a mask hides is not known on the host. Of one token that reads a cache, and of a few, most keys are hidden while
+# the cache fills, and a mask that hides none costs little; over a short cache making the lists costs more.
+_HIDING = (
+    dtypes("mask", torch.bool),
+    threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements),
+    threshold("attention.masked.width", "head size", ("q.shape",), lambda v: v.args["q"].shape[3], most=True),
+)
+_FEW_ON_A_CACHE = (
+    *_HIDING,
+    threshold("attention.masked.queries", "queries", ("q.shape",), _queries, most=True),
+)
+
+
+def _tiles(view: View) -> int:
+    batch, heads, queries, _ = view.args["q"].shape
+    return int(batch * heads * -(-queries // 64))
+
+
+def _products(view: View) -> int:
+    return int(view.args["q"].numel() * view.args["k"].shape[2])
+
+
+def _seen_elements(view: View) -> int:
+    window, keys = view.args["window"], int(view.args["k"].shape[2])
+    return _elements(view) // max(1, keys) * (keys if window is None else min(keys, window))
+
+
+# PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only.
+_FEW_TILES = (
+    _TILES,
+    at_least("q.shape[2]", 2),
+    absent("window"),
+    threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
+    threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
+)
+# Triton reads rows of such head sizes an element at a time: it knows of a stride only whether 16 divides it.
+_ODD_ROWS = (
+    absent("mask"),
+    *_ALL_KEYS,
+    absent("sinks"),
+    not_multiple_of("q.shape[-1]", 16),
+    threshold("attention.cudnn_decode.elements", "elements of k in the window", ("k.shape", "window"), _seen_elements),
+)
+# PyTorch's fused kernels are given a key range and chunks as a mask, which is made first and hides no tile from them.
+_RANGED = Clause(
+    "a key range or chunks",
+    ("key_range", "chunk"),
+    lambda view: any(view.args[name] is not None for name in ("key_range", "chunk")),
+    bool,
+)
+_SINKS = Clause("sinks", ("sinks",), lambda view: view.args["sinks"] is not None, bool)
+_CAPPED = Clause("a soft cap", ("softcap",), lambda view: view.args["softcap"], lambda cap: cap > 0)
+_PRODUCTS = ("products (B H Sq Sk D)", ("q.shape", "k.shape"), _products)
+_LITTLE = both(
+    threshold("attention.tiled.products", *_PRODUCTS, most=True),
+    threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
+)
+# A fused kernel of PyTorch's has a mask brought to its own form before, and rows that see nothing cleared after; sinks
+# are added to its result. FlexAttention makes a list of blocks at each call.
+_LITTLE_WORK = (
+    _TILES,
+    either(
+        _RANGED,
+        either(
+            both(_CAPPED, threshold("attention.flex.products", *_PRODUCTS, most=True)),
+            both(either(_MASKED, _SINKS), _LITTLE),
+        ),
+    ),
+)
+_BEHIND = Clause(
+    "fewer queries than keys where causal, of a head size that Hopper's kernel does not take",
+    ("q.shape", "k.shape", "causal"),
+    lambda view: (*_rows_of(view), view.args["causal"], view.args["q"].shape[3]),
+    lambda m: bool(m[2]) and 1 < m[0] < m[1] and m[3] not in (64, 128),
+)
+# What FlexAttention's list of blocks skips costs PyTorch's other kernels their time, or a mask that says it.
+_MUCH_TO_SKIP = (
+    absent("mask"),
+    _TILES,
+    threshold("attention.flex.products", *_PRODUCTS),
+    either(either(_RANGED, _BEHIND), _CAPPED),
+)
+_MASKED_ROWS = (
+    _MASKED,
+    either(
+        threshold("attention.efficient.rows", "queries of a mask's gradients", ("q.shape",), _queries),
+        threshold(
+            "attention.efficient.odd_rows",
+            "those of head sizes that 16 does not divide",
+            ("q.shape",),
+            lambda view: _queries(view) if view.args["q"].shape[3] % 16 else 0,
+        ),
+    ),
+)
+# PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after.
+_LITTLE_GRADIENTS = (
+    _TILES,
+    multiple_of("q.shape[-1]", 16),
+    threshold("attention.tiled.gradients", "products (B H Sq Sk D)", ("q.shape", "k.shape"), _products, most=True),
+)
+
+_ON_HOPPER = (
+    compiled(),
+    feature("wgmma"),
+    release("triton", "3.6"),
+    _HALF,
+    one_of("q.shape[-1]", 64, 128),
+    *_PLAIN,
+    *_ALL_KEYS,
+    _NO_DROPOUT,
+    _ONE_WIDTH,
+    at_least("q.shape[2]", 128),
+)
+_FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, _NO_DROPOUT, *_UNIT)
+# they take one width: narrower values, as in MLA, go beside columns of zeros
+_ALIKE = (*_FUSED, _NO_WIDER)
+_CUDNN = (
+    vendor("nvidia"),
+    feature("wgmma"),
+    *_ALIKE,
+    absent("window"),
+    _SQUARE_OR_HIDDEN,
+    at_least("q.shape[2]", 2),
+)
+# one query in a window sees the last keys, which are handed over alone
+_CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_ALIKE, at_least("window", 16), one_of("q.shape[2]", 1))
+# its log-sum-exp of a row whose scores are all -inf is inf: of few keys, an infinite query gives such rows
+_FLASH_NVIDIA = (
+    vendor("nvidia"),
+    *_ALIKE,
+    absent("mask"),
+    *_ALL_KEYS,
+    _EVERY_ROW_SEES,
+    at_least("k.shape[2]", 16),
+)
+_FLASH_AMD = (vendor("amd"), *_ALIKE, *_PLAIN, *_ALL_KEYS, _SQUARE)
+# the memory-efficient kernel takes values of another width, and a key range and chunks as the mask that says them
+_EFFICIENT = (vendor("nvidia"), *_FUSED, multiple_of("v.shape[-1]", 8), _EVERY_ROW_SEES, _ONE_SIDED)
+# PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0; a
+# row of NaN scores also becomes 0 where its keys do not fill one vector of 16.
+_CPU = (
+    vendor("cpu"),
+    dtypes("q", torch.float32),
+    *_PLAIN,
+    *_ALL_KEYS,
+    _NO_DROPOUT,
+    _NO_WIDER,
+    _SQUARE,
+    at_least("k.shape[2]", 16),
+    *_UNIT,
+)
+# FlexAttention's log-sum-exp of a row of infinite scores is NaN as its output is; it takes 16 columns or more
+_FLEX = (
+    vendor("nvidia", "amd"),
+    _HALF,
+    _NO_DROPOUT,
+    at_least("q.shape[-1]", 16),
+    at_least("v.shape[-1]", 16),
+    at_least("q.shape[2]", 1),
+    at_least("k.shape[2]", 1),
+    prepared(
+        lambda view: flex_variants.has(
+            *(view.args[n] for n in ("q", "k", "v", "causal", "window", "softcap", "mask", "key_range", "chunk"))
+        )
+    ),
+)
+# PyTorch's backward kernels give no gradient of the log-sum-exp. They add dQ atomically, and round every query head's
+# dK and dV before a group's sum.
+_NORMAL = Clause(
+    "as many queries as keys where float16, whose P of many keys is below its normal range",
+    ("q.shape[2]", "k.shape[2]", "q.dtype"),
+    lambda view: (*_rows_of(view), view.args["q"].dtype),
+    lambda m: m[2] != torch.float16 or m[0] == m[1],
+)
+_NO_LSE = (absent("grad_lse"), _NORMAL, _NO_BIAS_GRADIENT)
+_ADDED: dict[str, Any] = {"roundings": ("p", "ds"), "accumulation": "split-k", "deterministic": False, "partial": True}
+_TRACED: dict[str, Any] = {"roundings": ("p", "o"), "partial": True, "traced": "attention_traced"}
