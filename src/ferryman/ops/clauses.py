@@ -7,7 +7,7 @@ in the cache key; the rest (`EXTRA_FACTS`) are added to an op's key when one of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -137,22 +137,26 @@ def threshold(
     return Clause(f"{what}, at {'most' if most else 'least'} the profile's thresholds.{name}", facts, both, test)
 
 
-def either(one: Clause, other: Clause) -> Clause:
+def either(*clauses: Clause) -> Clause:
+    return _joined(", or ", any, clauses)
+
+
+def both(*clauses: Clause) -> Clause:
+    """All of them."""
+    return _joined(", and ", all, clauses)
+
+
+def _joined(word: str, of: Callable[[Iterable[bool]], bool], clauses: tuple[Clause, ...]) -> Clause:
     return Clause(
-        f"{one}, or {other}",
-        tuple(dict.fromkeys((*one.facts, *other.facts))),
-        lambda view: (one.measure(view), other.measure(view)),
-        lambda m: one.test(m[0]) or other.test(m[1]),
+        word.join(map(str, clauses)),
+        tuple(dict.fromkeys(fact for clause in clauses for fact in clause.facts)),
+        lambda view: tuple(clause.measure(view) for clause in clauses),
+        lambda values: of(clause.test(value) for clause, value in zip(clauses, values, strict=True)),
     )
 
 
-def both(one: Clause, other: Clause) -> Clause:
-    return Clause(
-        f"{one}, and {other}",
-        tuple(dict.fromkeys((*one.facts, *other.facts))),
-        lambda view: (one.measure(view), other.measure(view)),
-        lambda m: one.test(m[0]) and other.test(m[1]),
-    )
+def unless(clause: Clause) -> Clause:
+    return Clause(f"not: {clause}", clause.facts, clause.measure, lambda value: not clause.test(value))
 
 
 def at_most(path: str, limit: int) -> Clause:

@@ -24,6 +24,7 @@ from ferryman.ops.clauses import (
     release,
     threshold,
     unit_stride,
+    unless,
     vendor,
     when_interpreted,
 )
@@ -185,12 +186,20 @@ _FEW_TILES = (
     threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
     threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
 )
-# Triton reads rows of such head sizes an element at a time: it knows of a stride only whether 16 divides it.
-_ODD_ROWS = (
+_WINDOWED = Clause("a window", ("window",), lambda view: view.args["window"], lambda window: window is not None)
+# Triton reads rows of odd head sizes in words. A short cache of wide heads cuDNN divides among fewer units.
+_READ_BY_CUDNN = (
     absent("mask"),
     *_ALL_KEYS,
     absent("sinks"),
-    not_multiple_of("q.shape[-1]", 16),
+    either(
+        not_multiple_of("q.shape[-1]", 16),
+        both(
+            unless(_WINDOWED),
+            at_least("q.shape[-1]", 112),
+            threshold("attention.cudnn_decode.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2], most=True),
+        ),
+    ),
     threshold("attention.cudnn_decode.elements", "elements of k in the window", ("k.shape", "window"), _seen_elements),
 )
 # PyTorch's fused kernels are given a key range and chunks as a mask, which is made first and hides no tile from them.
@@ -203,34 +212,58 @@ _RANGED = Clause(
 _SINKS = Clause("sinks", ("sinks",), lambda view: view.args["sinks"] is not None, bool)
 _CAPPED = Clause("a soft cap", ("softcap",), lambda view: view.args["softcap"], lambda cap: cap > 0)
 _PRODUCTS = ("products (B H Sq Sk D)", ("q.shape", "k.shape"), _products)
-_LITTLE = both(
-    threshold("attention.tiled.products", *_PRODUCTS, most=True),
-    threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
+_BIASED = Clause(
+    "a float mask",
+    ("mask.dtype",),
+    lambda view: None if view.args["mask"] is None else view.args["mask"].dtype,
+    lambda dtype: dtype not in (None, torch.bool),
 )
+
+
+def _reach(view: View) -> float:
+    """Keys that a query has before it: of a causal call in the mean, at most a window and half a tile."""
+    queries, keys = _rows_of(view)
+    seen = float(keys)
+    if view.args["causal"]:
+        seen = keys - (queries - 1) / 2 if queries <= keys else keys * keys / (2 * queries)
+    window = view.args["window"]
+    return max(1.0, seen if window is None else min(seen, window + 32))
+
+
+def _tile_products(view: View) -> float:
+    """Of the tiles: a head size is filled up to a power of two."""
+    batch, heads, queries, width = view.args["q"].shape
+    return float(batch * heads * queries * _reach(view) * max(16, 1 << (width - 1).bit_length()))
+
+
+def _at_most(kind: str) -> Clause:
+    facts = ("q.shape", "k.shape", "causal", "window")
+    return threshold(f"attention.tiled.{kind}", "products of tiles that are seen", facts, _tile_products, most=True)
+
+
 # A fused kernel of PyTorch's has a mask brought to its own form before, and rows that see nothing cleared after; sinks
-# are added to its result. FlexAttention makes a list of blocks at each call.
+# are added to its result, and to that of Hopper's. FlexAttention makes a list of blocks at each call.
 _LITTLE_WORK = (
     _TILES,
     either(
         _RANGED,
-        either(
-            both(_CAPPED, threshold("attention.flex.products", *_PRODUCTS, most=True)),
-            both(either(_MASKED, _SINKS), _LITTLE),
+        both(_CAPPED, threshold("attention.flex.products", *_PRODUCTS, most=True)),
+        both(_SINKS, _at_most("sinks")),
+        both(_BIASED, _at_most("biased")),
+        both(
+            _MASKED,
+            _at_most("masked"),
+            threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
         ),
+        _at_most("plain"),
     ),
-)
-_BEHIND = Clause(
-    "fewer queries than keys where causal, of a head size that Hopper's kernel does not take",
-    ("q.shape", "k.shape", "causal"),
-    lambda view: (*_rows_of(view), view.args["causal"], view.args["q"].shape[3]),
-    lambda m: bool(m[2]) and 1 < m[0] < m[1] and m[3] not in (64, 128),
 )
 # What FlexAttention's list of blocks skips costs PyTorch's other kernels their time, or a mask that says it.
 _MUCH_TO_SKIP = (
     absent("mask"),
     _TILES,
     threshold("attention.flex.products", *_PRODUCTS),
-    either(either(_RANGED, _BEHIND), _CAPPED),
+    either(_RANGED, _CAPPED),
 )
 _MASKED_ROWS = (
     _MASKED,
@@ -244,13 +277,32 @@ _MASKED_ROWS = (
         ),
     ),
 )
-# PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after.
-_LITTLE_GRADIENTS = (
+# PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after. A program of
+# Triton's goes over all queries of a key head's group for its keys, and over all keys for its queries.
+_LITTLE_GRADIENTS = both(
     _TILES,
-    multiple_of("q.shape[-1]", 16),
-    threshold("attention.tiled.gradients", "products (B H Sq Sk D)", ("q.shape", "k.shape"), _products, most=True),
+    threshold(
+        "attention.tiled.gradients.rows",
+        "rows of queries for a key head (Sq * H / Hk)",
+        _ONE_TILE.facts,
+        _rows_of_a_head,
+        most=True,
+    ),
+    threshold(
+        "attention.tiled.gradients.keys",
+        "keys, or a window and a tile",
+        ("k.shape", "window"),
+        lambda view: min(int(view.args["k"].shape[2]), (view.args["window"] or 1 << 62) + 64),
+        most=True,
+    ),
+    either(
+        both(_BIASED, _at_most("gradients.biased")),
+        both(_MASKED, unless(_BIASED), _at_most("gradients.masked")),
+        both(_SINKS, _at_most("gradients.sinks")),
+        both(_WINDOWED, _at_most("gradients.window")),
+        both(absent("mask"), _at_most("gradients.plain")),
+    ),
 )
-
 _ON_HOPPER = (
     compiled(),
     feature("wgmma"),
@@ -266,14 +318,8 @@ _ON_HOPPER = (
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, _NO_DROPOUT, *_UNIT)
 # they take one width: narrower values, as in MLA, go beside columns of zeros
 _ALIKE = (*_FUSED, _NO_WIDER)
-_CUDNN = (
-    vendor("nvidia"),
-    feature("wgmma"),
-    *_ALIKE,
-    absent("window"),
-    _SQUARE_OR_HIDDEN,
-    at_least("q.shape[2]", 2),
-)
+_CUDNN_ANY = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), _SQUARE_OR_HIDDEN)
+_CUDNN = (*_CUDNN_ANY, at_least("q.shape[2]", 2))
 # one query in a window sees the last keys, which are handed over alone
 _CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_ALIKE, at_least("window", 16), one_of("q.shape[2]", 1))
 # its log-sum-exp of a row whose scores are all -inf is inf: of few keys, an infinite query gives such rows

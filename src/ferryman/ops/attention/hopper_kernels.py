@@ -37,11 +37,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.hopper_tile_kernels import described
-from ferryman.ops.attention.sinks_kernels import with_sinks
 from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
 _LN2 = gl.constexpr(0.6931471805599453)
-_LOG2E = 1.4426950408889634
+_LOG2E = gl.constexpr(1.4426950408889634)
 HEAD_DIMS = (64, 128)
 WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
@@ -208,11 +207,24 @@ def _consume_blocks(
 
 
 @gluon.jit
-def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
+def _with_sink(log_sum, sink):
+    """(what is left of a row's probabilities, its log-sum-exp) with one logit more; both in base 2.
+
+    A row that saw nothing has a log-sum of -inf and a result of 0; of infinite ones no difference may be taken.
+    """
+    top = gl.maximum(log_sum, sink)
+    finite_top = gl.where(gl.abs(top) == float("inf"), 0.0, top)
+    kept = 1.0 / (1.0 + gl.exp2(sink - gl.where(log_sum == float("-inf"), 0.0, log_sum)))
+    return kept, finite_top + gl.log2(gl.exp2(log_sum - finite_top) + gl.exp2(sink - finite_top))
+
+
+@gluon.jit
+def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr):
     """64 query rows of each tile."""
     (
         out_desc,
         lse,
+        sinks,
         q_ring,
         k_ring,
         v_ring,
@@ -328,10 +340,14 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
                 row_sum = gl.convert_layout(gl.sum(row_sum, 1), row_layout)
             empty = row_sum == 0.0  # a NaN sum is not empty
             safe_sum = gl.where(empty, 1.0, row_sum)
-            log_sum = gl.where(empty, float("-inf"), (row_max + gl.log2(safe_sum)) * _LN2)
+            log_sum = gl.where(empty, float("-inf"), row_max + gl.log2(safe_sum))
+            share = 1.0 / safe_sum
+            if HAS_SINKS:
+                kept, log_sum = _with_sink(log_sum, gl.load(sinks + head % num_heads).to(gl.float32) * _LOG2E)
+                share *= kept
             rows = row + gl.arange(0, 64, row_layout)
-            gl.store(lse + head.to(gl.int64) * num_queries + rows, log_sum, mask=rows < num_queries)
-            factor = gl.convert_layout(1.0 / safe_sum, gl.SliceLayout(1, acc_layout))
+            gl.store(lse + head.to(gl.int64) * num_queries + rows, log_sum * _LN2, mask=rows < num_queries)
+            factor = gl.convert_layout(share, gl.SliceLayout(1, acc_layout))
             total_v = warpgroup_mma_wait(0, [last])
             mbarrier.arrive(v_empty.index(before % STAGES))
             hidden = gl.convert_layout(empty.to(gl.int32), gl.SliceLayout(1, acc_layout))
@@ -440,6 +456,7 @@ def attention_forward_hopper(
     v,
     out,
     lse,
+    sinks,
     stride_qb,
     stride_qh,
     stride_qm,
@@ -462,8 +479,10 @@ def attention_forward_hopper(
     score_scale,
     HEAD_DIM: gl.constexpr,
     CAUSAL: gl.constexpr,
+    HAS_SINKS: gl.constexpr,
 ):
-    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; score_scale is in base 2, above 0.
+    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), else anything;
+    score_scale is in base 2, above 0.
 
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
     """
@@ -489,6 +508,7 @@ def attention_forward_hopper(
     consumer = (
         out_desc,
         lse,
+        sinks,
         q_ring,
         k_ring,
         v_ring,
@@ -531,8 +551,8 @@ def attention_forward_hopper(
     # A name would make tensors of the constants.
     gl.warp_specialize(
         [
-            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL)),
-            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL)),
+            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS)),
+            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS)),
             (_produce, (producer, HEAD_DIM, CAUSAL)),
         ],
         [4, 1],
@@ -600,6 +620,7 @@ def attention(
         v,
         out,
         lse,
+        lse if sinks is None else sinks.contiguous(),
         *_strides(q),
         *_strides(k),
         *_strides(v),
@@ -611,13 +632,14 @@ def attention(
         queries,
         keys,
         batch * heads,
-        scale * _LOG2E,
+        scale * _LOG2E.value,
         device=q.device,
         HEAD_DIM=dim,
         CAUSAL=causal,
+        HAS_SINKS=sinks is not None,
         num_warps=4,
     )
-    return with_sinks(out.transpose(1, 2), lse, sinks)
+    return out.transpose(1, 2), lse
 
 
 def runs_on(target: Target) -> bool:
@@ -625,7 +647,7 @@ def runs_on(target: Target) -> bool:
 
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
-    """What `attention` compiles: causal and full."""
+    """What `attention` compiles: causal and full, without sinks and with them."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -635,4 +657,5 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
         for f in forms(target, kind, dims)
         if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None, None, None, None, 0.0, None)
     ]
-    return recorded([functools.partial(attention, *(*form, target)) for form in plain])
+    sunk = [(*f[:8], torch.empty(f[0].shape[1], dtype=kind, device="meta"), *f[9:]) for f in plain]
+    return recorded([functools.partial(attention, *(*form, target)) for form in (*plain, *sunk)])

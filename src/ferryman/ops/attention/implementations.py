@@ -8,6 +8,7 @@ from ferryman.ops.attention.conditions import (
     _BIAS_GRADIENT,
     _CPU,
     _CUDNN,
+    _CUDNN_ANY,
     _CUDNN_DECODE,
     _DOT,
     _EFFICIENT,
@@ -27,16 +28,15 @@ from ferryman.ops.attention.conditions import (
     _NO_DROPOUT,
     _NO_LSE,
     _NUMBERED,
-    _ODD_ROWS,
     _ON_HOPPER,
     _ONE_TILE,
     _ONE_WIDTH,
     _PLAIN,
-    _SINKS,
+    _READ_BY_CUDNN,
     _TILES,
     _TRACED,
 )
-from ferryman.ops.clauses import absent, feature, lacking, positive
+from ferryman.ops.clauses import absent, lacking, positive, unless
 from ferryman.ops.menu import Implementation, menu
 
 IMPLEMENTATIONS = menu(
@@ -48,7 +48,7 @@ IMPLEMENTATIONS = menu(
         name="torch.cudnn_decode",
         where=":attention_cudnn",
         when=_CUDNN_DECODE,
-        leads=_ODD_ROWS,
+        leads=_READ_BY_CUDNN,
         deterministic=False,
         **_TRACED,
     ),
@@ -81,8 +81,8 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="torch.cudnn_masked",
         where=":attention_backward_cudnn",
-        when=(*_CUDNN, _MASKED, *_ALL_KEYS, *_NO_LSE),
-        leads=(_TILES,),
+        when=(*_CUDNN_ANY, _MASKED, *_ALL_KEYS, *_NO_LSE),
+        leads=(_TILES, unless(_LITTLE_GRADIENTS)),
         **_ADDED,
     ),
     Implementation(
@@ -90,7 +90,6 @@ IMPLEMENTATIONS = menu(
         name="torch.flash",
         where=":attention_backward_flash",
         when=(*_FLASH_NVIDIA, *_NO_LSE),
-        leads=(_SINKS, _ONE_TILE, feature("wgmma")),  # timed on Hopper only
         **_ADDED,
     ),
     Implementation(
@@ -114,7 +113,7 @@ IMPLEMENTATIONS = menu(
         name="triton.hopper",
         where="hopper_kernels",
         when=(*_ON_HOPPER, positive("scale")),
-        roundings=("p", "o"),
+        roundings=("p",),
         replayable=True,
         partial=True,
     ),
@@ -187,7 +186,7 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="triton.tiled",
         when=(*_DOT, _NO_BIAS_GRADIENT),
-        leads=_LITTLE_GRADIENTS,
+        leads=(_LITTLE_GRADIENTS,),
         roundings=("p", "ds"),
         replayable=True,
     ),

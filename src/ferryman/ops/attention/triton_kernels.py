@@ -20,7 +20,8 @@ from ferryman.backends.triton import Specialisation, interpreting, launch, recor
 from ferryman.ops.attention.backward_kernels import attention_backward_dkv, attention_backward_dq
 from ferryman.ops.attention.dropout_kernels import drop_below
 from ferryman.ops.attention.forward_kernels import attention_forward, attention_merge
-from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks
+from ferryman.ops.attention.sink_gradient_kernels import gradient_of_sinks
+from ferryman.ops.attention.sinks_kernels import delta_of
 from ferryman.ops.attention.tiling_kernels import (
     Config,
     _block_d,
