@@ -86,6 +86,19 @@ def test_graph_replay_and_events_agree_on_a_call_that_hides_its_launch() -> None
     assert replayed.cold() == pytest.approx(by_graph, rel=0.15)
 
 
+def test_a_call_of_many_launches_is_replayed_however_long_the_host_takes_for_them() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def many(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(400):
+            x = x + 1
+        return x
+
+    x = torch.zeros(64, device=device)
+    timer = clock.DeviceTimer([lambda: many(x)] * 4, device)
+    assert timer.method == "graph replay" and timer.cold() < clock.host(lambda: many(x), device)
+
+
 def test_warm_inputs_are_read_faster_than_cold_ones(benchmark: Benchmark) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     cache = detect(device).l2_bytes or 32 << 20

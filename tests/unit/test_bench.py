@@ -827,6 +827,20 @@ def test_what_was_clearly_behind_when_it_was_made_ready_is_not_timed_again() -> 
     assert contenders[2].trials == [4.9] and timers["c"].asked == 0
 
 
+def test_the_hosts_time_for_a_call_is_no_reason_to_leave_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host launches for as long as the device is timed is captured, and not far behind for that."""
+    monkeypatch.setattr(torch.cuda, "Event", _Events)
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: _Events.now)
+    captured: list[bool] = []
+    monkeypatch.setattr(clock.DeviceTimer, "_captured", lambda self, calls, distinct: captured.append(distinct))
+
+    def call() -> None:
+        _Events.now += 0.003
+
+    timer = clock.DeviceTimer([call] * 4, CPU, longest=1e-3)
+    assert not timer.far_behind and captured == [True]
+
+
 def test_what_its_first_calls_put_far_behind_is_not_made_ready_any_further() -> None:
     assert contender.quickest_of([]) is None
     timers = {"a": _Fixed(1.0), "b": _Fixed(1.0)}

@@ -196,7 +196,7 @@ _READ_BY_CUDNN = (
         not_multiple_of("q.shape[-1]", 16),
         both(
             unless(_WINDOWED),
-            at_least("q.shape[-1]", 112),
+            one_of("q.shape[-1]", 112, 128),
             threshold("attention.cudnn_decode.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2], most=True),
         ),
     ),

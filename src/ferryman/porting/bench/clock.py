@@ -1,10 +1,10 @@
 """The protocol of one contender: how its calls are timed, on a device and on a CPU.
 
-A short call is timed in replays of a CUDA graph of all calls, one for each set of inputs: events around eager calls
-would time the gaps between launches too, below 20 us for most and up to 200 us where a library's host work is long.
-Results are kept until the capture ends, so that each call writes to memory of its own. Longer calls are timed by events
-around rounds of eager calls. What its first calls show to be far behind another contender is not made ready any
-further.
+A short call, and one that the host is busy with for most of its time, is timed in replays of a CUDA graph of all calls,
+one for each set of inputs: events around eager calls would time the gaps between launches too, below 20 us for most and
+up to 500 us where a call has many launches or a library's host work is long. Results are kept until the capture ends,
+so that each call writes to memory of its own. Longer calls are timed by events around rounds of eager calls. What its
+first calls show to be far behind another contender, the host's time taken off, is not made ready any further.
 
 A call that writes over its inputs finds others the next time: they are restored before every sample, which is then one
 round, and there is no time on the same inputs again and again. What restoring leaves in the last cache to be written
@@ -24,6 +24,7 @@ from ferryman.porting.bench.document import Method
 
 Call = Callable[[], Any]
 GRAPH_BELOW = 500e-6  # of an eager call's time
+HOST_BOUND = 0.5  # of it: the host's part from which gaps between launches may be timed
 ROUGH_CALLS = 32  # of an eager round, which tells what to capture and how many rounds a sample has
 SAMPLES = 9  # of one trial; their median is the trial's time
 CPU_SECONDS = 0.2  # of one trial on a CPU, which takes fewer samples of slow calls
@@ -89,14 +90,14 @@ class DeviceTimer(Timer):
         self.graph: torch.cuda.CUDAGraph | None = None  # of all calls
         self.method = "device events"
         if longest is not None:
-            # an eager call may wait for its launch as long as what is captured may take
-            once = min(self._events(self.calls[-1], 1, 1) for _ in range(2))
-            if once - GRAPH_BELOW > longest:
+            # an eager call may wait for its launch as long as what is captured may take, or as the host needs
+            once, launching = min(self._launched(self.calls[-1], 1) for _ in range(2))
+            if once - max(GRAPH_BELOW, launching) > longest:
                 self.rough, self.far_behind, self.rounds = once, True, 1
                 return
         few = self.calls[:ROUGH_CALLS]
-        rough = min(self._events(lambda: self._each(few), len(few), 1) for _ in range(3))
-        if rough < GRAPH_BELOW:
+        rough, launching = min(self._launched(lambda: self._each(few), len(few)) for _ in range(3))
+        if rough < GRAPH_BELOW or launching > HOST_BOUND * rough:
             self.graph = self._captured(self.calls, distinct=True)
             if self.graph is not None:
                 self.method = "graph replay"
@@ -143,6 +144,17 @@ class DeviceTimer(Timer):
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / calls / rounds
+
+    def _launched(self, work: Call, calls: int) -> tuple[float, float]:
+        """Seconds of a call by events, and those that the host took to launch it."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        before = time.perf_counter()
+        work()
+        launching = time.perf_counter() - before
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / calls, launching / calls
 
     def _median(self, work: Call, number: int, samples: int) -> float:
         times = []
