@@ -2,6 +2,7 @@
 
     python benchmarks/whole_models.py --json models.json llama qwen3 mixtral          # default: FAMILIES below
     python benchmarks/whole_models.py --how eager bert vit                            # without what is compiled
+    python benchmarks/whole_models.py --jobs 6 qwen3_8b/prefill qwen3_8b/static_32    # a server's steps: scenarios.py
     python benchmarks/whole_models.py --show models.json                              # the table of a document
 
 Each family has the widths of its library's default config, few layers, random weights and bfloat16. A process of its
@@ -30,6 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import scenarios
 from ferryman import files
 
 FAMILIES = (
@@ -161,26 +163,31 @@ def worker(name: str, device: torch.device, tiny: bool, layers: int | None, hows
     from ferryman.porting.model.port import port
 
     torch._dynamo.config.recompile_limit = 64
-    with device:
-        model = bundled.build(name, tiny, torch.bfloat16, layers).to(device)
-    args, kwargs = captured(model, bundled.inputs_of(name, tiny, model), device)
+    args: Any = ()
+    kwargs: dict[str, Any] = {}
+    if name in scenarios.NAMES:
+        model = scenarios.build(tiny, layers, device)
+        modes = {name.removeprefix(scenarios.PREFIX): scenarios.step_of(name, model, tiny)}
+    else:
+        with device:
+            model = bundled.build(name, tiny, torch.bfloat16, layers).to(device)
+        args, kwargs = captured(model, bundled.inputs_of(name, tiny, model), device)
+        modes = {"forward": lambda called, owner: forward(called, args, kwargs)}
+        if sum(p.numel() * p.element_size() for p in model.parameters()) <= TRAINED:
+            modes["training"] = lambda called, owner: training(called, owner, args, kwargs)
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared)
     begin = time.perf_counter()
     report = port(twin)
     ported_in = time.perf_counter() - begin
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
     steps: dict[tuple[str, str], list[Callable[[], Any]]] = {}
     failed: dict[str, str] = {}
-    modes = ["forward"] + (["training"] if weights <= TRAINED else [])
-    for mode in modes:
+    for mode, step in modes.items():
         for how in hows:
             sides = []
             for owner in (model, twin):
                 called: Any = torch.compile(owner) if how == "compiled" else owner
-                sides.append(
-                    forward(called, args, kwargs) if mode == "forward" else training(called, owner, args, kwargs)
-                )
+                sides.append(step(called, owner))
             which = "unported"
             try:
                 for side in sides:
@@ -306,7 +313,7 @@ def _document(families: list[dict[str, Any]], waiting: Sequence[str], asked: arg
 
 def summary(document: dict[str, Any]) -> list[str]:
     lines = []
-    for mode in ("forward", "training"):
+    for mode in dict.fromkeys(case["mode"] for family in document["families"] for case in family["cases"]):
         for how, (mean, worst) in LIMITS.items():
             speeds = {
                 f["family"]: c for f in document["families"] for c in f["cases"] if (c["mode"], c["how"]) == (mode, how)
