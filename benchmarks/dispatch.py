@@ -1,34 +1,52 @@
-"""What choosing an implementation costs on a repeated call: the op against its own implementation called directly.
+"""What choosing an implementation costs the host: a cached call, the first call at a shape, and the second.
 
-Both sides run the same launcher on the same tensors, through the same `autograd.Function` where a gradient is needed,
-so the difference is dispatch. Trials alternate; each figure is the median over trials, in us.
-`resolve_overhead_us` is the worst case over rms_norm and add_rms_norm (keywords, a Parameter weight, grad mode on and
-off); `attention_overhead_us` is attention's. Peers measured in the same run: a bare dictionary look-up on (dtype, size,
-device), and `torch.library.custom_op` over its body.
+    python benchmarks/dispatch.py [--op rms_norm ...] [--sample 8 --seed 1] [--json FILE]
 
-    python benchmarks/dispatch.py [--json]
+Of every op, by its own small cases:
+
+overhead_us: the op against its own implementation called directly, on the same tensors, through the same
+`autograd.Function` where a gradient is needed, so that the difference is dispatch: of a positional call, one by
+keywords, and one with a gradient. The implementation returns tensors of before: no kernel's noise is in it.
+first_us, second_us: the first call with each of the op's shapes after all plans were dropped, which chooses, and the
+next one, which puts a guard in front; third_us: a single call after that.
+call_us, torch_us: the op with its real kernel, and PyTorch's own call where its menu names one, with what they compute.
+
+The first two kinds stand twice: with the op's own menu, and with a menu of 30 lines, copies of its own under other
+names. Trials alternate; each figure is the median over trials. Peers measured in the same run: a bare dictionary
+look-up on (dtype, size, device), and `torch.library.custom_op` over its body.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-import ferryman
-from ferryman.dispatch import plan, registry, select
+import small_calls
+from ferryman.dispatch import plan, registry, select, state
+from ferryman.dispatch.gradient import runner_under_autograd
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
 
-BATCH, TRIALS = 40, 1500  # a batch shorter than a time slice: the median survives a busy machine
+BATCH, TRIALS = 40, 400  # a batch shorter than a time slice: the median survives a busy machine
+ROUNDS = 60  # of first and second calls at each shape
+LINES = 30
+DTYPE = torch.bfloat16
+Call = Callable[[], Any]
 
 
-def seconds(call: Callable[[], Any]) -> float:
+def seconds(call: Call) -> float:
     """Time of one call in the mean over a batch, without the garbage collector, as timeit does."""
     gc.collect(0)
     gc.disable()
@@ -40,7 +58,7 @@ def seconds(call: Callable[[], Any]) -> float:
     return taken
 
 
-def overhead(op: Callable[[], Any], direct: Callable[[], Any]) -> tuple[float, float]:
+def overhead(op: Call, direct: Call) -> tuple[float, float]:
     """(median, spread) of the difference in us, trials alternating so that drift hits both sides."""
     for call in (op, direct):
         seconds(call)
@@ -52,90 +70,158 @@ def overhead(op: Callable[[], Any], direct: Callable[[], Any]) -> tuple[float, f
     return statistics.median(differences), quarters[2] - quarters[0]
 
 
-def identity(*args: Any) -> Any:
-    """A launcher that does nothing, so that the difference is not lost in a kernel's noise."""
-    return args[0]
+# ------------------------------------------------------------------------------------------------------------- one op
 
 
-def both(*args: Any) -> Any:
-    return args[0], args[1]
-
-
-class Quiet:
-    """Swap an op's launcher for one that returns an input, and give the direct call of what dispatch then holds."""
-
-    def __init__(self, name: str, launcher: Callable[..., Any]) -> None:
-        self.op, self.launcher = registry.primitives()[name], launcher
-
-    def direct(self, args: tuple[Any, ...], differentiate: bool) -> Callable[[], Any]:
-        """The call that dispatch's look-up ends in, with its two values at hand."""
-        runner = plan.runner_of(self.op)
-        profile = select.profile_for(args[0].device)
-        target = select.target_of(profile)
-        if differentiate:
-            from ferryman.dispatch import state
-            from ferryman.dispatch.gradient import differentiable
-
-            prepared = runner.recipe.plan(self.launcher, target, state.effective())
-            return lambda: differentiable(*args, prepared)
-        launcher = self.launcher
-        return lambda: launcher(*args, target)
-
-    def __enter__(self) -> Quiet:
-        plan.drop_plans()
-        self.kept = registry.launcher
-        registry.launcher = lambda line: self.launcher
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        registry.launcher = self.kept
+@contextmanager
+def quiet(launcher: Callable[..., Any]) -> Iterator[None]:
+    """Every implementation is ``launcher``."""
+    kept = registry.launcher
+    plan.drop_plans()
+    registry.launcher = lambda line: launcher
+    try:
+        yield
+    finally:
+        registry.launcher = kept
         plan.drop_plans()
 
 
-def cases() -> list[tuple[str, str, Callable[..., Any], Callable[[], Any], tuple[Any, ...], bool]]:
-    ops = ferryman.ops
-    x = torch.randn(4, 64, dtype=torch.bfloat16)
-    w, p = torch.randn(64, dtype=torch.bfloat16), torch.nn.Parameter(torch.randn(64, dtype=torch.bfloat16))
-    q = torch.randn(1, 4, 8, 64, dtype=torch.bfloat16)
-    norm, add = (x, w, 1e-6, False), (x, x, w, 1e-6, False)
-    full = (q, q, q, True, None, None, 0.0, None, None, None, None)
-    return [
-        ("rms_norm(x, weight)", "rms_norm", identity, lambda: ops.rms_norm(x, w), norm, False),
-        ("rms_norm keywords", "rms_norm", identity, lambda: ops.rms_norm(x, weight=w, eps=1e-6), norm, False),
-        ("rms_norm Parameter, grad off", "rms_norm", identity, lambda: ops.rms_norm(x, p), (x, p, 1e-6, False), False),
-        ("rms_norm Parameter, grad on", "rms_norm", _copy, lambda: ops.rms_norm(x, p), (x, p, 1e-6, False), True),
-        ("add_rms_norm(x, residual, weight)", "add_rms_norm", both, lambda: ops.add_rms_norm(x, x, w), add, False),
-        (
-            "add_rms_norm keywords",
-            "add_rms_norm",
-            both,
-            lambda: ops.add_rms_norm(x, residual=x, weight=w, eps=1e-6),
-            add,
-            False,
-        ),
-        (
-            "add_rms_norm Parameter, grad on",
-            "add_rms_norm",
-            _copies,
-            lambda: ops.add_rms_norm(x, x, p),
-            (x, x, p, 1e-6, False),
-            True,
-        ),
-        ("attention causal", "attention", both, lambda: ops.attention(q, q, q, causal=True), full, False),
+@contextmanager
+def menu_of(name: str, count: int) -> Iterator[None]:
+    """The op's menu with ``count`` lines: its own, and copies of them behind."""
+    kept = registry.implementations
+    own = kept(name)
+    copies = [
+        dataclasses.replace(own[i % len(own)], name=f"{own[i % len(own)].backend}.copy{i}", leads=())
+        for i in range(count - len(own))
     ]
+    longer: tuple[Implementation, ...] = (*own, *copies)
+    registry.implementations = lambda op: longer if op == name else kept(op)
+    plan.drop_plans()
+    try:
+        yield
+    finally:
+        registry.implementations = kept
+        plan.drop_plans()
 
 
-def _copy(*args: Any) -> Any:
-    return args[0].detach()
+def returning(results: Sequence[Tensor]) -> Callable[..., Any]:
+    """A launcher that does nothing."""
+    whole: Any = results[0] if len(results) == 1 else tuple(results)
+    return lambda *args: whole
 
 
-def _copies(*args: Any) -> Any:
-    return args[0].detach(), args[1].detach()
+def returning_new(results: Sequence[Tensor]) -> Callable[..., Any]:
+    """A launcher that gives tensors of its own, which autograd asks for."""
+    if len(results) == 1:
+        (only,) = results
+        return lambda *args: only.detach()
+    return lambda *args: tuple([x.detach() for x in results])
+
+
+def direct(op: Primitive, args: tuple[Any, ...], launcher: Callable[..., Any], differentiate: bool) -> Call:
+    """The call that dispatch's look-up ends in, with its two values at hand."""
+    target = select.target_of(select.profile_for(small_calls.device_of(args)))
+    if not differentiate:
+        return lambda: launcher(*args, target)
+    prepared = plan.runner_of(op).recipe.plan(launcher, target, state.effective())
+    run = runner_under_autograd(op)
+    return lambda: run(*args, prepared)
+
+
+def spellings(op: Primitive, args: tuple[Any, ...]) -> dict[str, Call]:
+    """The call as people write it: what has its default is left out."""
+    parameters = op.parameters
+    needed = [i for i, p in enumerate(parameters) if p.default is p.empty or args[i] is not p.default]
+    ways = {
+        "positional": [f"a{i}" for i in range(max(needed) + 1)],
+        "keywords": ["a0", *(f"{parameters[i].name}=a{i}" for i in needed if i > 0)],
+    }
+    names = {"call": op.namespace[op.name], **{f"a{i}": value for i, value in enumerate(args)}}
+    written = {way: f"lambda: call({', '.join(given)})" for way, given in ways.items()}
+    return {way: eval(source, names) for way, source in written.items()}  # noqa: S307 - unpacking would be timed, too
+
+
+def learning(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments with one that asks for a gradient: the last that may have one, a weight where there is one."""
+    if op.gradient.backward is None or op.mutates:
+        return None
+    wanted = {name for shared in op.gradient.owners for name in shared}
+    for i in reversed(range(len(args))):
+        value = args[i]
+        if op.names[i] in wanted and isinstance(value, Tensor) and value.is_floating_point():
+            return (*args[:i], torch.nn.Parameter(value.clone()), *args[i + 1 :])
+    return None
+
+
+def cached(op: Primitive, args: tuple[Any, ...], results: Sequence[Tensor]) -> dict[str, list[float]]:
+    """{way of calling: [median, spread]} of a repeated call's dispatch."""
+    rows: dict[str, list[float]] = {}
+    with torch.no_grad(), quiet(launcher := returning(results)):
+        for name, call in spellings(op, args).items():
+            rows[name] = list(overhead(call, direct(op, args, launcher, False)))
+    given = learning(op, args)
+    if given is not None:
+        with torch.enable_grad(), quiet(launcher := returning_new(results)):
+            call = spellings(op, given)["positional"]
+            rows["with a gradient"] = list(overhead(call, direct(op, given, launcher, True)))
+    return rows
+
+
+def early(op: Primitive, every: Sequence[tuple[Any, ...]], results: Sequence[Tensor]) -> dict[str, float]:
+    """Median us of the first, second and third call at each of the op's shapes, after plans were dropped."""
+    call, times = op.namespace["_resolve"], {"first": [0.0], "second": [0.0], "third": [0.0]}
+    for own in times.values():
+        own.clear()
+    with torch.no_grad(), quiet(returning(results)):
+        for _ in range(ROUNDS):
+            plan.drop_plans()
+            for args in every:
+                for own in times.values():
+                    start = time.perf_counter_ns()
+                    call(*args)
+                    own.append((time.perf_counter_ns() - start) / 1e3)
+    return {f"{name}_us": statistics.median(own) for name, own in times.items()}
+
+
+def row_of(op: Primitive, device: torch.device) -> dict[str, Any] | None:
+    """None for an op without a small case."""
+    every = list(small_calls.calls(op, DTYPE, device))
+    if not every:
+        return None
+    case, args = every[0]
+    call = op.namespace["_resolve"]
+    with torch.no_grad():
+        result = call(*args)
+    results = [result] if isinstance(result, Tensor) else list(result)
+    row: dict[str, Any] = {"op": op.name, "case": case, "lines": len(registry.implementations(op.name))}
+    shapes = [given for _, given in every]
+    row["own"] = {"overhead_us": cached(op, args, results), **early(op, shapes, results)}
+    with menu_of(op.name, LINES):
+        row["of_30"] = {"overhead_us": cached(op, args, results), **early(op, shapes, results)}
+    own = small_calls.torch_call(op, args)
+    with torch.no_grad():
+        row["call_us"] = _alternating(lambda: call(*args), own or (lambda: None))[0]
+        row["torch_us"] = None if own is None else _alternating(own, lambda: call(*args))[0]
+    return row
+
+
+def _alternating(one: Call, other: Call) -> tuple[float, float]:
+    """Median us of two calls in turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(TRIALS // 8):
+        times[0].append(seconds(one))
+        times[1].append(seconds(other))
+    return statistics.median(times[0]) * 1e6, statistics.median(times[1]) * 1e6
 
 
 def peers() -> dict[str, float]:
     """A bare look-up, and PyTorch's own way to wrap a Python kernel, over its body."""
     x = torch.randn(4, 64, dtype=torch.bfloat16)
+
+    def identity(a: Tensor) -> Tensor:
+        return a
+
     table = {(x.dtype, x.shape, x.device): identity}
 
     @torch.library.custom_op("ferryman_benchmark::nothing", mutates_args=())
@@ -150,38 +236,65 @@ def peers() -> dict[str, float]:
     return {"dictionary_lookup_us": lookup, "custom_op_us": custom}
 
 
-def measure() -> dict[str, Any]:
+# ---------------------------------------------------------------------------------------------------------- the table
+
+
+def measure(ops: Sequence[Primitive], device: torch.device) -> dict[str, Any]:
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    for label, name, launcher, call, args, differentiate in cases():
-        with Quiet(name, launcher) as quiet, torch.set_grad_enabled(differentiate):
-            median, spread = overhead(call, quiet.direct(args, differentiate))
-            rows.append({"case": label, "op": name, "overhead_us": median, "spread_us": spread})
     return {
-        "resolve_overhead_us": max(r["overhead_us"] for r in rows if r["op"] != "attention"),
-        "attention_overhead_us": max(r["overhead_us"] for r in rows if r["op"] == "attention"),
-        "cases": rows,
-        "peers": peers(),
+        "device": device.type,
+        "dtype": str(DTYPE).removeprefix("torch."),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "peers": peers(),
+        "rows": [row for op in ops if (row := row_of(op, device)) is not None],
     }
 
 
+def markdown(document: dict[str, Any]) -> str:
+    lines = [
+        f"{document['device']}, torch {document['torch']}, Python {document['python']}, {document['dtype']}, host "
+        "microseconds (`benchmarks/dispatch.py`, which says what each column is). Where two numbers stand, the second "
+        f"is that of a menu of {LINES} lines.",
+        "",
+        "| op | lines | cached | keywords | with a gradient | first | second | third | call | torch's call |",
+        "|" + "---|" * 10,
+    ]
+    for row in document["rows"]:
+        both = (row["own"], row["of_30"])
+        cells = [row["op"], str(row["lines"])]
+        for way in ("positional", "keywords", "with a gradient"):
+            here = [f"{menu['overhead_us'][way][0]:.2f}" for menu in both if way in menu["overhead_us"]]
+            cells.append(", ".join(here) or "-")
+        cells += [", ".join(f"{menu[f'{call}_us']:.1f}" for menu in both) for call in ("first", "second", "third")]
+        cells += [f"{row['call_us']:.1f}", "-" if row["torch_us"] is None else f"{row['torch_us']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    for menu, title in (("own", "own menu"), ("of_30", f"{LINES} lines")):
+        plain = [
+            max(v[0] for w, v in r[menu]["overhead_us"].items() if w != "with a gradient") for r in document["rows"]
+        ]
+        first = [r[menu]["first_us"] for r in document["rows"]]
+        lines.append(
+            f"- {title}: a cached call's dispatch is {statistics.median(plain):.2f} us in the median of ops, "
+            f"{max(plain):.2f} at most; a first call {statistics.median(first):.0f}, {max(first):.0f} at most"
+        )
+    titles = {"dictionary_lookup_us": "a dictionary look-up", "custom_op_us": "`torch.library.custom_op` over its body"}
+    lines += [f"- {title}: {document['peers'][name]:.2f} us" for name, title in titles.items()]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="print the document instead of the table")
-    document = measure() if (options := parser.parse_args()) else {}
-    if options.json:
-        print(json.dumps(document, indent=1))
-        return
-    for row in document["cases"]:
-        print(f"{row['case']:<36}{row['overhead_us']:6.2f} us  +- {row['spread_us']:.2f}")
-    for name, value in document["peers"].items():
-        print(f"{name:<36}{value:6.2f} us")
-    print(
-        f"worst of the norms {document['resolve_overhead_us']:.2f} us; "
-        f"attention {document['attention_overhead_us']:.2f} us"
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    small_calls.add_options(parser)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path, help="write the document here, and the table beside it as Markdown")
+    asked = parser.parse_args()
+    document = measure(small_calls.ops_of(asked), torch.device(asked.device))
+    if asked.json:
+        asked.json.write_text(json.dumps(document, indent=1) + "\n")
+        asked.json.with_suffix(".md").write_text(markdown(document))
+    print(markdown(document))
 
 
 if __name__ == "__main__":

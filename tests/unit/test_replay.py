@@ -23,6 +23,7 @@ from ferryman.backends import replay
 from ferryman.backends.replay import STREAM, Step
 from ferryman.backends.simt import as_rows, pointer
 from ferryman.dispatch import plan, registry
+from ferryman.dispatch.serving import serving
 from ferryman.errors import ArgumentError
 from ferryman.ops.menu import Implementation
 from ferryman.porting.inputs.cases import cases_of
@@ -407,3 +408,61 @@ def test_threads_replay_side_by_side(scaling: Scaling) -> None:
     for w in workers:
         w.join()
     assert failures == []
+
+
+# ------------------------------------------------------------------------------------------------------- what serves
+
+
+def now(*args: Any) -> Any:
+    return serving(ops.rms_norm.primitive, (*args, 1e-6, False))
+
+
+def test_a_plan_says_what_serves_it_and_from_when_it_is_a_replay(scaling: Scaling) -> None:
+    x, w = torch.randn(4, 16), torch.randn(16)
+    assert now(x, w) is None
+    ops.rms_norm(x, w)
+    young = now(x, w)
+    assert young.line == "torch" and young.why == "it was called 1 times; a replay begins with call 2"
+    for _ in range(3):
+        ops.rms_norm(x, w)
+    frozen = now(x, w)
+    assert frozen.why == "" and replay.is_replay(frozen.run) and [frozen.run] == runs()
+    launches = scaling.launches
+    assert torch.equal(frozen.run(x, w, 1e-6, False, frozen.extra), x * w) and scaling.launches == launches + 1
+    assert now(torch.randn(5, 16), w) is None  # another call's
+    learning = torch.nn.Parameter(w.clone())
+    for _ in range(4):
+        ops.rms_norm(x, learning)
+    assert now(x, learning).why == "" and not replay.is_replay(now(x, learning).run)  # the Function around it
+    assert now(x, w).run is frozen.run
+
+
+def test_a_plan_that_is_no_replay_says_why(scaling: Scaling, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeated(x: Tensor, w: Tensor | None) -> str:
+        for _ in range(4):
+            ops.rms_norm(x, w)
+        return str(now(x, w).why)
+
+    shifted = torch.randn(65)[1:].view(4, 16)
+    assert repeated(shifted, None) == "x does not lie at a multiple of 16 bytes"
+    with ferryman.use("definition"):
+        assert repeated(torch.randn(4, 16), None) == "the menu line definition does not say that it is replayable"
+    own = Scaling.__call__
+
+    def summing(self: Scaling, x: Tensor, *rest: Any) -> Tensor:
+        return own(self, x, *rest).add_(0)
+
+    monkeypatch.setattr(Scaling, "__call__", summing)
+    assert repeated(torch.randn(6, 16), None) == "a call of TensorBase.add_"
+
+    def raising(self: Scaling, x: Tensor, *rest: Any) -> Tensor:
+        if replay.recording() is not None:
+            raise ZeroDivisionError("no data")
+        return own(self, x, *rest)
+
+    monkeypatch.setattr(Scaling, "__call__", raising)
+    assert repeated(torch.randn(7, 16), None) == "on tensors without data it raises ZeroDivisionError: no data"
+    monkeypatch.setattr(Scaling, "__call__", own)
+    monkeypatch.setattr(plan, "REPLAYED", "cuda")
+    plan.drop_plans()
+    assert "devices of type cuda; this one is cpu" in repeated(torch.randn(8, 16), None)

@@ -7,7 +7,8 @@ meta tensors, notes what it allocates and launches, and generates a function of 
 That is right as long as the launches depend on nothing but those facts, which a menu line declares (``replayable``),
 and on the tensors' 16-byte alignment, which the generated function tests: it leaves unaligned tensors, another current
 device and launch hooks that were set meanwhile to the launcher itself, and refuses freed storages. Whatever else a
-launcher does to a tensor than allocating, viewing and copying makes it unfit for this, and `freeze` returns None.
+launcher does to a tensor than allocating, viewing and copying makes it unfit for this, and `freeze` returns None;
+`attempt` raises with the reason.
 """
 
 from __future__ import annotations
@@ -186,13 +187,29 @@ def freeze(
     device: torch.device,
     op: str = "",
 ) -> Callable[..., Any] | None:
+    """`attempt`, or None where the launcher cannot be repeated."""
+    try:
+        return attempt(launcher, names, args, extra, device, op)
+    except NotReplayable:
+        return None
+
+
+def attempt(
+    launcher: Callable[..., Any],
+    names: Sequence[str],
+    args: Sequence[Any],
+    extra: Any,
+    device: torch.device,
+    op: str = "",
+) -> Callable[..., Any]:
     """``launcher(*args, extra)`` as a function of the same parameters for calls that differ in addresses alone.
 
-    None where it cannot be repeated: tensors that are not aligned now, or a launcher that is not `replayable`. ``op``
-    is named by the ArgumentError that the function raises for a tensor whose storage was freed.
+    Raises NotReplayable where it cannot be repeated: tensors that are not aligned now, or a launcher that is not
+    `replayable`. ``op`` is named by the ArgumentError that the function raises for a tensor whose storage was freed.
     """
-    if any(isinstance(a, Tensor) and a.data_ptr() % ALIGNMENT for a in args):
-        return None
+    for name, value in zip(names, args, strict=True):
+        if isinstance(value, Tensor) and value.data_ptr() % ALIGNMENT:
+            raise NotReplayable(f"{name} does not lie at a multiple of {ALIGNMENT} bytes")
     record = Recording(device)
     stand_ins: list[Any] = []
     for name, value in zip(names, args, strict=True):
@@ -206,16 +223,30 @@ def freeze(
         with torch.no_grad(), _Watch(record):
             try:
                 result = launcher(*stand_ins, extra)
-            except Exception:  # noqa: BLE001 - it serves real tensors, as it just did; stand-ins are not its duty
-                return None
+            except (
+                NotReplayable,
+                FerrymanError,
+            ):  # the latter: a kernel that is not compiled here for these very facts
+                raise
+            except Exception as error:  # it serves real tensors, as it just did; stand-ins are not its duty
+                raise NotReplayable(f"on tensors without data it raises {type(error).__name__}: {error}") from error
         source, namespace = _generate(record, names, result, launcher, op)
-    except (NotReplayable, FerrymanError):  # the latter: a kernel that is not compiled here for these very facts
-        return None
+    except FerrymanError as error:
+        raise NotReplayable(str(error)) from error
     finally:
         _active.recording = None
-    exec(compile(source, f"<ferryman replay of {launcher.__module__}.{launcher.__name__}>", "exec"), namespace)  # noqa: S102
+    exec(compile(source, f"{_FILE} {launcher.__module__}.{launcher.__name__}>", "exec"), namespace)  # noqa: S102
     frozen: Callable[..., Any] = namespace["frozen"]
     return frozen
+
+
+_FILE = "<ferryman replay of"
+
+
+def is_replay(run: Callable[..., Any]) -> bool:
+    """Whether `attempt` generated this function."""
+    code = getattr(run, "__code__", None)
+    return code is not None and code.co_filename.startswith(_FILE)
 
 
 class _Writer:

@@ -40,7 +40,7 @@ _generation = 0  # raised whenever plans are dropped: a choice that began before
 
 
 @dataclasses.dataclass(eq=False)
-class _Young:
+class Young:
     """A plan that was not tried for a replay yet."""
 
     plans: dict[Any, _Plan]
@@ -173,7 +173,7 @@ class Op:
             plans, key = self.plans if differentiate else self.below, self._key(*args, grads)
             plan: _Plan = (launch, extra, line)
             if own is None and line.replayable and device.type == REPLAYED and self.guarded:
-                plan = (self.again, _Young(plans, key, launch, extra, line, device), line)
+                plan = (self.again, Young(plans, key, launch, extra, line, device), line)
             with _lock:
                 if generation == _generation:
                     if len(plans) >= MOST_PLANS:
@@ -183,6 +183,10 @@ class Op:
             return launch(*args, extra)
         except CompileError as error:
             return self.recover(error, line, args, differentiate)
+
+    def plan_of(self, args: tuple[Any, ...], needed: bool) -> _Plan | None:
+        """The plan of a call that came straight from Python, where there is one; ``needed``: a gradient is."""
+        return self.plans.get(self._key(*args, needed))
 
     def _own(
         self,
