@@ -6,7 +6,8 @@ the ported one (1 is equal, more is faster). Passes are timed as they are called
 of a pass of few tokens), and for the forward in replays of a CUDA graph, which the device alone takes. Dynamo guards
 every function that it traces through: a ported layer has some hundred guards more. Recompilations are counted over
 lengths that neither layer has seen. In training Inductor itself guards on sizes where it weighs a fusion
-(`can_fuse`), so the unported count is what the ported one is compared with.
+(`can_fuse`), so the unported count is what the ported one is compared with. `whole_models.py` times whole models of
+many families; this is one layer by the device's time alone, and what it guards on: a test of a GPU asks for both.
 
     python benchmarks/compiled_layer.py [--json] [--device cuda] [--dtype bfloat16] [--tiny]
 """
@@ -45,8 +46,8 @@ def layer(device: torch.device, dtype: torch.dtype, tiny: bool) -> tuple[Any, An
     torch.manual_seed(0)
     with device:
         decoder = Qwen3DecoderLayer(config, 0)
-        for name, weight in decoder.named_parameters():
-            if "norm" not in name:
+        for weight in decoder.parameters():
+            if weight.dim() > 1:  # a norm's stays as it is
                 torch.nn.init.normal_(weight, std=config.initializer_range)
         return decoder.to(dtype).eval(), Qwen3RotaryEmbedding(config)
 

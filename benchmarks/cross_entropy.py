@@ -5,6 +5,9 @@ write over them; median and spread (largest over smallest) of three trials. "cop
 step in place must: the logits once, the gradient once. A step that is not in place must read the logits twice, where
 they do not stay in the cache. Peers are used where they are installed; what could not run says why.
 
+One op has a script of its own because no cell of `ferryman bench` compares these: Liger computes the gradient in its
+forward, ours and QuACK in two passes, torch.compile through autograd. Only both passes together are the same work.
+
     python benchmarks/cross_entropy.py [--json FILE] [--shapes 4096x128256,...]
 """
 

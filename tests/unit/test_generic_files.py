@@ -20,7 +20,6 @@ PLANT = "a fault or a line is planted in this op alone"
 ROWS = "rows of a kernel that only this op of several has"
 SIZES = "what this op's kernel takes beside the others'"
 EXCEPT: dict[tuple[str, str], str] = {
-    ("benchmarks/compiled_layer.py", "norm"): "a part of the names of transformers' parameters",
     ("tests/bounded.py", "add_rms_norm"): "its second result is the sum that the first is judged by",
     ("tests/cli/test_fuzz.py", "softmax"): PLANT,
     ("tests/cli/test_kernel.py", "attention"): "the kernel under test rounds p, which the others have not",
