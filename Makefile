@@ -58,8 +58,9 @@ format: setup ## ruff's fixes and format
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-docs: setup ## what follows from the code: settings, ops, the simulator's instructions, the schema
+docs: setup ## what follows from the code and from results: settings, ops, the simulator's instructions, the schema, README's tables
 	$(RUN)/python ci/docs.py
+	$(RUN)/python ci/readme.py
 	$(RUN)/python ci/stubs.py
 
 clean: ## what make made

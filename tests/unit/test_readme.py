@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -71,3 +76,48 @@ def test_the_extras_are_the_package_s() -> None:
     table = TEXT[TEXT.index("| extra |") :].split("\n\n")[0]
     for name in re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:])):
         assert re.search(rf"^{name} = \[", project, re.MULTILINE), name
+
+
+# ---------------------------------------------------------------------------------------- tables of measured results
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    """The script that writes them."""
+    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "ci" / "readme.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_its_tables_are_those_of_the_packed_results(tables: ModuleType) -> None:
+    assert tables.written(TEXT) == TEXT, "README.md's tables are not what benchmarks/results say: make docs"
+
+
+def test_a_table_that_was_edited_or_is_old_differs(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "BLOCKS", {name: block for name, block in tables.BLOCKS.items() if name != "check"})
+    by_hand = TEXT.replace("| all ops | 320 |", "| all ops | 321 |", 1)
+    assert by_hand != TEXT == tables.written(by_hand)
+    page = tmp_path / "README.md"
+    page.write_text(by_hand, "utf-8")
+    monkeypatch.setattr(tables, "README", page)
+    assert tables.main(["--check"]) == 1 and "make docs" in capsys.readouterr().out and page.read_text() == by_hand
+    assert tables.main([]) == 0 and page.read_text("utf-8") == TEXT and tables.main(["--check"]) == 0
+    results = tables.document
+
+    def faster(name: str) -> Any:
+        document = json.loads(json.dumps(results(name)))
+        for family in document.get("families", ()):
+            for case in family["cases"]:
+                case["speed"] *= 2
+        return document
+
+    monkeypatch.setattr(tables, "document", faster)
+    assert tables.written(TEXT) != TEXT  # other results, another table
+    with pytest.raises(SystemExit, match="lost a mark of the table models"):
+        tables.written(TEXT.replace("<!-- end of models -->", ""))
