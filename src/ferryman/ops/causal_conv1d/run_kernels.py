@@ -39,6 +39,25 @@ def _of_four(a, b, c, x, w_a, w_b, w_c, w_x, bias, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _four_sums(a, b, c, x0, x1, x2, x3, w_a, w_b, w_c, w_x, bias, WIDTH: tl.constexpr):
+    """The sums at four positions; a, b and c stand before them."""
+    z0 = _of_four(a, b, c, x0, w_a, w_b, w_c, w_x, bias, WIDTH)
+    z1 = _of_four(b, c, x0, x1, w_a, w_b, w_c, w_x, bias, WIDTH)
+    z2 = _of_four(c, x0, x1, x2, w_a, w_b, w_c, w_x, bias, WIDTH)
+    z3 = _of_four(x0, x1, x2, x3, w_a, w_b, w_c, w_x, bias, WIDTH)
+    return z0, z1, z2, z3
+
+
+@triton.jit
+def _three_before(x_ptr, state_ptr, d, known, at, t, length, x_d, x_l, s_d, s_l, WIDTH: tl.constexpr):
+    """The elements at t - 3, t - 2 and t - 1, as far as there are taps for them."""
+    a = element(x_ptr, state_ptr, d, known & (WIDTH >= 4), at, t - 3, length, x_d, x_l, s_d, s_l, WIDTH)
+    b = element(x_ptr, state_ptr, d, known & (WIDTH >= 3), at, t - 2, length, x_d, x_l, s_d, s_l, WIDTH)
+    c = element(x_ptr, state_ptr, d, known & (WIDTH >= 2), at, t - 1, length, x_d, x_l, s_d, s_l, WIDTH)
+    return a, b, c
+
+
+@triton.jit
 def activated(z, ACTIVE: tl.constexpr, dtype: tl.constexpr):
     if ACTIVE:
         s, _ = sigmoid(z, dtype == tl.float32)
@@ -90,13 +109,14 @@ def in_columns(
     BLOCK_L: tl.constexpr,
     RUN: tl.constexpr,
 ):
-    """Channels are innermost: BLOCK_L runs of RUN positions, four loads in flight. left: channels from the first on."""
+    """Channels are innermost: BLOCK_L runs of RUN positions, four loads in flight. left: channels from the first on.
+
+    Each sum is stored before the next is computed: four at once spill in float32 (ptxas, sm_87 to sm_100).
+    """
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     w_a, w_b, w_c, w_x = _four_weights(weight_ptr, left, w_d, w_k, WIDTH, BLOCK_D)
     t = tl.arange(0, BLOCK_L)[None, :] * RUN
-    a = element(here, state_ptr, d, known & (WIDTH >= 4), at, t - 3, length, x_d, x_l, s_d, s_l, WIDTH)
-    b = element(here, state_ptr, d, known & (WIDTH >= 3), at, t - 2, length, x_d, x_l, s_d, s_l, WIDTH)
-    c = element(here, state_ptr, d, known & (WIDTH >= 2), at, t - 1, length, x_d, x_l, s_d, s_l, WIDTH)
+    a, b, c = _three_before(here, state_ptr, d, known, at, t, length, x_d, x_l, s_d, s_l, WIDTH)
     end = length - at
     for _ in tl.range(0, RUN, 4, num_stages=1):
         x0 = _row(here, d, known, t, end, x_d, x_l)
@@ -149,9 +169,7 @@ def in_rows(
     w_c = widen(tl.load(weight_ptr + d * w_d + (WIDTH - 2) * w_k, mask=known & (WIDTH >= 2), other=0.0))
     w_x = widen(tl.load(weight_ptr + d * w_d + (WIDTH - 1) * w_k, mask=known, other=0.0))
     first = tl.arange(0, BLOCK_L // 8)[None, :] * 8
-    a = element(here, state_ptr, d, known & (WIDTH >= 4), at, first - 3, length, x_d, x_l, s_d, s_l, WIDTH)
-    b = element(here, state_ptr, d, known & (WIDTH >= 3), at, first - 2, length, x_d, x_l, s_d, s_l, WIDTH)
-    c = element(here, state_ptr, d, known & (WIDTH >= 2), at, first - 1, length, x_d, x_l, s_d, s_l, WIDTH)
+    a, b, c = _three_before(here, state_ptr, d, known, at, first, length, x_d, x_l, s_d, s_l, WIDTH)
     t = tl.arange(0, BLOCK_L)[None, :]
     inside = known & (t // 8 * 8 < length - at)
     x = widen(tl.load(here + (d * x_d + t * x_l), mask=inside, other=0.0))
@@ -162,14 +180,8 @@ def in_rows(
     x1, x5 = tl.split(x15)
     x2, x6 = tl.split(x26)
     x3, x7 = tl.split(x37)
-    z0 = _of_four(a, b, c, x0, w_a, w_b, w_c, w_x, bias, WIDTH)
-    z1 = _of_four(b, c, x0, x1, w_a, w_b, w_c, w_x, bias, WIDTH)
-    z2 = _of_four(c, x0, x1, x2, w_a, w_b, w_c, w_x, bias, WIDTH)
-    z3 = _of_four(x0, x1, x2, x3, w_a, w_b, w_c, w_x, bias, WIDTH)
-    z4 = _of_four(x1, x2, x3, x4, w_a, w_b, w_c, w_x, bias, WIDTH)
-    z5 = _of_four(x2, x3, x4, x5, w_a, w_b, w_c, w_x, bias, WIDTH)
-    z6 = _of_four(x3, x4, x5, x6, w_a, w_b, w_c, w_x, bias, WIDTH)
-    z7 = _of_four(x4, x5, x6, x7, w_a, w_b, w_c, w_x, bias, WIDTH)
+    z0, z1, z2, z3 = _four_sums(a, b, c, x0, x1, x2, x3, w_a, w_b, w_c, w_x, bias, WIDTH)
+    z4, z5, z6, z7 = _four_sums(x1, x2, x3, x4, x5, x6, x7, w_a, w_b, w_c, w_x, bias, WIDTH)
     even = tl.join(tl.join(z0, z4), tl.join(z2, z6))
     odd = tl.join(tl.join(z1, z5), tl.join(z3, z7))
     z = tl.reshape(tl.join(even, odd), [BLOCK_D, BLOCK_L])

@@ -179,22 +179,19 @@ class Tile(NamedTuple):
 THREADS = 128  # of a program of 8 times as many elements
 
 
-def tile_for(target: Target, x: Tensor, elements: int, threads: int) -> Tile:
-    """Along x's innermost dimension 64 elements or more, so that loads are whole lines; ``elements`` in all."""
+def tile_for(target: Target, x: Tensor, elements: int, threads: int, least: int = 4) -> Tile:
+    """Along x's innermost dimension 64 elements or more, so that loads are whole lines; ``elements`` in all, ``least``
+    or more of a thread."""
     _, channels, length = x.shape
     inner, outer = (channels, length) if x.stride(1) == 1 else (length, channels)
     most = 64 if outer >= 16 else 256
     first = min(triton.next_power_of_2(max(inner, 1)), most)
     second = min(triton.next_power_of_2(max(outer, 1)), max(1, elements // first))
     d, across = (first, second) if x.stride(1) == 1 else (second, first)
-    return Tile(d, across, max(1, min(threads, d * across // 4) // lanes(target)))
+    return Tile(d, across, max(1, min(threads, d * across // least) // lanes(target)))
 
 
-_TILES = {  # of channels innermost: channels, positions of a thread
-    "wide": (256, 16),
-    "narrow": (64, 16),
-    "short": (256, 8),
-}
+_RUN = 16  # positions of a thread, where channels are innermost
 
 
 def _run_tile(target: Target, x: Tensor, width: int) -> Tile:
@@ -206,10 +203,9 @@ def _run_tile(target: Target, x: Tensor, width: int) -> Tile:
     if x.stride(1) != 1:
         tile = tile_for(target, x, 16 * THREADS, THREADS)
         return tile._replace(run=8)
-    most, run = _TILES[target.configuration or "wide"]
-    d = min(triton.next_power_of_2(channels), most)
+    d = min(triton.next_power_of_2(channels), 256)
     across = max(1, 8 * THREADS // d)
-    return Tile(d, across, max(1, min(THREADS, d * across // 4) // lanes(target)), run)
+    return Tile(d, across, max(1, min(THREADS, d * across // 4) // lanes(target)), _RUN)
 
 
 def near(x: Tensor, tile: Tile) -> Tensor:
