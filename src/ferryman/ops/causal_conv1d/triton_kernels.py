@@ -204,7 +204,7 @@ def _run_tile(target: Target, x: Tensor, width: int) -> Tile:
         tile = tile_for(target, x, 16 * THREADS, THREADS)
         return tile._replace(run=8)
     d = min(triton.next_power_of_2(channels), 256)
-    across = max(1, 8 * THREADS // d)
+    across = max(1, 16 * THREADS // x.element_size() // d)  # 16 bytes of a thread
     return Tile(d, across, max(1, min(THREADS, d * across // 4) // lanes(target)), _RUN)
 
 
