@@ -27,9 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import ferryman
 from ferryman import files
-from ferryman.dispatch import registry, select
+from ferryman.dispatch import registry, select, state
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import grid, peers, rotation, runner
 from ferryman.porting.bench.condition import watch
@@ -97,13 +96,12 @@ def timed(call: Call, device: torch.device, adapters: tuple[peers.Adapter, ...])
     noise, untrusted = steady_trials(promising([c for c in contenders if c.timer is not None]), seen)
     for contender in contenders:
         close(contender)
-    keywords = dict(zip(call.op.names, args, strict=True))
     return {
         "op": call.op.name,
         "case": call.case,
         "us": {c.name: sorted(c.trials)[len(c.trials) // 2] * 1e6 for c in contenders if c.trials},
         "skipped": {c.name: (c.skipped or "not timed")[:200] for c in contenders if not c.trials},
-        "choice": ferryman.explain(call.op.name, **keywords).chosen,
+        "choice": select.select(call.op, args, plan.profile, state.effective()).implementation.name,
         "noise": noise,
         "untrusted": untrusted,
         "seconds": time.monotonic() - began,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from types import SimpleNamespace
@@ -70,6 +71,21 @@ class Overwriting:
     def restore(self) -> None:
         for own, given in self.kept:
             own.copy_(given)
+
+
+def autotuners(package: str) -> list[Any]:
+    """Triton's autotuners in the modules of a package that were imported, each once."""
+    from triton.runtime.autotuner import Autotuner
+
+    known: dict[int, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == package:
+            for value in list(vars(module).values()):
+                while value is not None and not isinstance(value, Autotuner):
+                    value = vars(value).get("fn") if hasattr(value, "__dict__") else None
+                if value is not None:
+                    known[id(value)] = value
+    return list(known.values())
 
 
 def backward(function: Any, forward: Sequence[Any], grads: Sequence[Tensor], take: Sequence[int]) -> Call:

@@ -88,9 +88,122 @@ def attention(
     )
 
 
+def bias_act(x: Tensor, bias: Tensor | None, activation: str, alpha: float | None) -> Tensor:
+    return activated(x if bias is None else x + bias, activation, alpha)
+
+
+def activated(z: Tensor, activation: str, alpha: float | None = None) -> Tensor:
+    if activation == "quick_gelu":
+        return z * torch.sigmoid(1.702 * z)
+    if activation == "relu2":
+        return F.relu(z).square()
+    if activation == "leaky_relu":
+        return F.leaky_relu(z, 0.01 if alpha is None else alpha)
+    if activation == "elu":
+        return F.elu(z, 1.0 if alpha is None else alpha)
+    name, _, approximate = activation.partition("_")
+    return F.gelu(z, approximate=approximate or "none") if name == "gelu" else getattr(F, name)(z)
+
+
+def gated_rms_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    group_size: int | None,
+    norm_before_gate: bool,
+    cast_before_weight: bool,
+    activation: str,
+) -> Tensor:
+    opened = activated(gate.float(), activation)
+    h = x.float() if norm_before_gate else x.float() * opened
+    size = group_size or x.shape[-1]
+    h = F.rms_norm(h.unflatten(-1, (-1, size)), (size,), None, eps).flatten(-2)
+    h = h.to(x.dtype) if cast_before_weight else h
+    h = h if weight is None else h * weight
+    return (h * opened if norm_before_gate else h).to(x.dtype)
+
+
+def embedding(ids: Tensor, weight: Tensor, scale: float | None) -> Tensor:
+    rows = F.embedding(ids, weight)
+    return rows if scale is None else rows * scale
+
+
+def gate_topk(
+    logits: Tensor,
+    k: int,
+    scoring: str,
+    bias: Tensor | None,
+    n_group: int,
+    topk_group: int,
+    renormalise: bool,
+    scale: float,
+    ids_dtype: torch.dtype,
+) -> tuple[Tensor, None]:
+    """Of equal experts PyTorch's topk has any: their weights agree, and which they are is not judged."""
+    scores = logits.float().softmax(-1) if scoring == "softmax" else logits.float().sigmoid()
+    choice = scores if bias is None else scores + bias
+    if n_group > 1:
+        groups = choice.unflatten(-1, (n_group, -1))
+        best = groups.amax(-1) if scoring == "softmax" else groups.topk(2, dim=-1).values.sum(-1)
+        of = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(topk_group, dim=-1).indices, True)
+        choice = groups.masked_fill(~of.unsqueeze(-1), float("-inf")).flatten(-2)
+    ids = choice.topk(k, dim=-1).indices
+    weights = scores.gather(-1, ids)
+    if renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if scoring == "sigmoid" else 0.0))
+    return weights * scale, None
+
+
+def moe_permute(x: Tensor, topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    ids, source = topk_ids.reshape(-1).sort(stable=True)
+    ends = torch.searchsorted(ids, torch.arange(num_experts, device=ids.device, dtype=ids.dtype), right=True)
+    return x[source // topk_ids.shape[1]], ends.int(), source.int()
+
+
+def moe_combine(y: Tensor, source: Tensor, topk_weights: Tensor) -> Tensor:
+    if len(source) != topk_weights.numel():
+        raise NotServed("a slot has no row, or a row no slot")
+    place = torch.empty_like(source).scatter_(0, source.long(), torch.arange(len(source), device=y.device).int())
+    rows = y[place].unflatten(0, topk_weights.shape)
+    return (rows * topk_weights.unsqueeze(-1)).sum(1).to(y.dtype)
+
+
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    width = weight.shape[1] - 1
+    wide = F.pad(x, (width, 0)) if initial_state is None else torch.cat((initial_state, x), -1)
+    y = F.conv1d(wide, weight.unsqueeze(1), bias, groups=len(weight))
+    return F.silu(y) if activation == "silu" else y, wide[..., wide.shape[-1] - width :]
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    if z_loss:
+        raise NotServed("no z-loss")
+    logits = F.linear(x.flatten(0, -2), weight, bias).float()
+    return F.cross_entropy(logits, target.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing)
+
+
 FORWARD = {
     f.__name__: f
     for f in (
+        bias_act,
+        gated_rms_norm,
+        embedding,
+        gate_topk,
+        moe_permute,
+        moe_combine,
+        causal_conv1d,
+        linear_cross_entropy,
         rms_norm,
         add_rms_norm,
         layer_norm,

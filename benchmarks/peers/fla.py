@@ -8,6 +8,7 @@ what it returns in float32, states and gradients of decays, is right to 16 bits:
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ def available() -> str | None:
 
 def version() -> str:
     return _common.version("fla-core")
+
+
+def prepare_share(share: int, of: int) -> None:
+    """Its autotuners try about 100 configurations for a gated delta rule, which take minutes to compile one by one."""
+    for name in ("ops.gated_delta_rule", "ops.simple_gla", "modules.convolution"):
+        importlib.import_module(f"fla.{name}")
+    for tuner in _common.autotuners("fla"):
+        tuner.configs = tuner.configs[share::of] or tuner.configs[:1]
 
 
 def _each(x: Tensor, heads: int) -> Tensor:

@@ -158,6 +158,18 @@ def rope_backward(grad_q: Any, grad_k: Any, cos: Any, sin: Any, interleaved: boo
     return _common.Overwriting(lambda: function(*own, cos, sin), zip(own, (grad_q, grad_k), strict=True))
 
 
+def _linear_cross_entropy(
+    x: Any, weight: Any, target: Any, bias: Any, ignore_index: int, label_smoothing: float, z_loss: float
+) -> Any:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Function
+
+    outputs = Function.apply(
+        _common.flat(x), weight, target.reshape(-1), bias, None, ignore_index, z_loss, label_smoothing
+    )
+    return outputs[0]
+
+
+STEPS = {"linear_cross_entropy": _linear_cross_entropy}  # its forward computes the gradients
 OPS = {
     f.__name__: f
     for f in (

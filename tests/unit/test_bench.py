@@ -283,10 +283,10 @@ def test_this_projects_adapters_load_and_say_why_they_cannot_run() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "peers"
     adapters = {a.name: a for a in peers.adapters(folder, None)}
     libraries = {"cudnn", "fa2", "fa4", "fla", "liger", "flag-gems", "conch", "quack"}
-    assert set(adapters) == {"torch-eager", "torch-compile", "sdpa"} | libraries
+    assert set(adapters) == {"torch-eager", "torch-compile", "torch-grouped-mm", "triton-grouped", "sdpa"} | libraries
     for one in adapters.values():
         assert one.peer().reason is not None or one.peer().version
-        assert set(one.ops) <= set(registry.primitives())
+        assert set(one.ops) | set(one.steps) <= set(registry.primitives())
     gate, up = torch.randn(4, 8), torch.randn(4, 8)
     eager = adapters["torch-eager"].ops
     for name, op in ((n, registry.primitives()[n]) for n in eager):

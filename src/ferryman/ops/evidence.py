@@ -17,6 +17,7 @@ from ferryman.ops.draw import Fill
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, TensorSpec
 
 Grid = Literal["small", "full"]
+Beside = Literal["peers", "copy", "twin"]
 Shape = tuple[int, ...]
 Values = Mapping[str, Any]
 LARGE_BYTES = 64 << 20  # more than the last cache of any device has
@@ -100,6 +101,48 @@ def of_rows(name: str, first: Shape) -> Shape | None:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """How fast an op is to be on calls of models, beside others: a row of `benchmarks/goals.py`.
+
+    cases: the calls. reach: times the speed of the quickest of the "peers", of a "copy" of the least bytes (where those
+    are LARGE_BYTES or more), or of the "twin", in operations a second. timed: the op, its gradient alone, or a step,
+    which is both. twin: the plain call that a case is measured by. most_memory: what a step allocates, its gradients
+    too, as a multiple of the bytes of its arguments.
+    """
+
+    name: str
+    cases: Callable[[Sampler], Iterable[Case]]
+    reach: Mapping[Beside, float]
+    timed: Literal["forward", "backward", "step"] = "forward"
+    twin: Callable[[Case], Case] | None = None
+    most_memory: float | None = None
+
+
+def sampled_cases(
+    sampled: Callable[[Sampler], str],
+    named: Callable[[str], Case],
+    count: int = 12,
+    moved: Callable[[Case], int] | None = None,
+) -> Callable[[Sampler], list[Case]]:
+    """``count`` different cases of a sampler, fewer where it has no more. moved: bytes of a case; then four of any size
+    come first, and the others are LARGE_BYTES or more."""
+
+    def cases(s: Sampler) -> list[Case]:
+        known = [named(name) for name in dict.fromkeys(sampled(s) for _ in range(20 * count))]
+        if moved is None:
+            return known[:count]
+        large = [case for case in known[4:] if moved(case) >= LARGE_BYTES // s.less**2]
+        return [*known[:4], *large[:count]]
+
+    return cases
+
+
+def moved_rows(case: Case) -> int:
+    """x's bytes, read and written, in 16 bits."""
+    return 4 * math.prod(case.args["x"].shape)
+
+
+@dataclass(frozen=True)
 class Evidence:
     """One forward op. A backward is tried with its forward's.
 
@@ -109,7 +152,8 @@ class Evidence:
     calls: arguments that models call it with, for `ferryman compile`; none: those of ``bench``. like: the shape of an
     argument where the first tensor has a given one (`ferryman explain --shape`); None leaves an optional one out.
     sampled: the name of one random case of a real model's size. named: the case that such a name, or one that ``bench``
-    gives, stands for; it reads the sizes in it. contents: such names, of calls whose contents decide their time.
+    gives, stands for; it reads the sizes in it. contents: such names, of calls whose contents decide their time. goals:
+    how fast it is to be beside others.
     """
 
     op: str
@@ -123,6 +167,7 @@ class Evidence:
     sampled: Callable[[Sampler], str] | None = None
     named: Callable[[str], Case] | None = None
     contents: tuple[str, ...] = ()
+    goals: tuple[Goal, ...] = ()
 
 
 def bench_rows(grid: Grid, itemsize: int = 2) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ import torch
 from ferryman.ops.attention.cases import cases, key_ranges, seeds
 from ferryman.ops.attention.fills import FILLS
 from ferryman.ops.domain import Domain, Form, Rule, broadcast, multiple
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape
 from ferryman.ops.primitive import Case, TensorSpec
 
 # causal, window, softcap, whether there is a mask
@@ -124,6 +124,45 @@ def _sampled(s: Sampler) -> str:
     return f"B{batch} H{heads}/{kv} Q{queries} K{keys} D{dim}{causal}{kind}"
 
 
+def _squares(s: Sampler, heads: tuple[tuple[int, int, int], ...], longest: int, end: str) -> Iterator[Case]:
+    """Twelve prefills: as many queries as keys, and a batch that keeps the work alike."""
+    for at in range(12):
+        (many, kv, dim), length = heads[at % len(heads)], max(8, s.around(512, longest) // s.less)
+        batch = max(1, min(16, 16_384 // s.less // length))
+        yield _named(f"B{batch} H{max(kv, many // min(s.less, 8))}/{kv} Q{length} K{length} D{dim}{end}")
+
+
+def _plain(case: Case) -> Case:
+    """Without what was added: values as wide as here, or for MLA as wide as its heads' values."""
+    v = case.args["v"]
+    q, k = (replace(case.args[n], shape=(*case.args[n].shape[:3], v.shape[3])) for n in ("q", "k"))
+    return Case(f"{case.name}: plain", {**case.args, "q": q, "k": k, "mask": None, "sinks": None})
+
+
+def _latent(s: Sampler) -> Iterator[Case]:
+    """MLA's prefill: keys of 192, values of 128."""
+    for case in _squares(s, ((16, 16, 192), (64, 64, 192), (128, 128, 192)), 4096, " causal"):
+        v = case.args["v"]
+        yield Case(f"{case.name} V128", {**case.args, "v": replace(v, shape=(*v.shape[:3], 128))})
+
+
+_GOALS = (
+    Goal(
+        "attention, sinks",
+        lambda s: _squares(s, ((64, 8, 64), (32, 8, 128)), 8192, " causal sinks"),
+        {"twin": 0.9},
+        twin=_plain,
+    ),
+    Goal(
+        "attention, bias",
+        lambda s: _squares(s, ((12, 12, 64), (32, 32, 64), (16, 16, 128)), 2048, " bias"),
+        {"twin": 0.9},
+        twin=_plain,
+    ),
+    Goal("attention, keys 192 and values 128", _latent, {"twin": 0.9}, twin=_plain),
+)
+
+
 def _like(name: str, first: Shape) -> Shape | None:
     return None if name in ("mask", "sinks", "key_range", "dropout_seed") else first
 
@@ -188,5 +227,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=_GOALS,
     ),
 )

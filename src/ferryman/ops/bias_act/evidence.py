@@ -11,7 +11,18 @@ from torch import Tensor
 
 from ferryman.ops.domain import MODERATE, Domain, Form, Symbols
 from ferryman.ops.draw import Draw, Fill, offset
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape, bench_rows, sampled_rows
+from ferryman.ops.evidence import (
+    Evidence,
+    Goal,
+    Grid,
+    ModelSizes,
+    Sampler,
+    Shape,
+    bench_rows,
+    moved_rows,
+    sampled_cases,
+    sampled_rows,
+)
 from ferryman.ops.primitive import Case, TensorSpec
 
 _ACTIVATIONS = (
@@ -161,5 +172,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=(Goal("bias_act", sampled_cases(_sampled, _named, moved=moved_rows), {"peers": 1.0, "copy": 0.95}),),
     ),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ferryman.ops.domain import MODERATE, Domain, Form
 from ferryman.ops.draw import Draw, Fill, offset
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
 from ferryman.ops.primitive import Case, TensorSpec
 
 # channels that models convolve: Mamba2 130M, 1.3B and 2.7B, Jamba, Qwen3-Next
@@ -178,5 +178,9 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=(
+            Goal("causal_conv1d", sampled_cases(_sampled, _named), {"peers": 1.0}),
+            Goal("causal_conv1d, gradient", sampled_cases(_sampled, _named), {"peers": 1.0}, "backward"),
+        ),
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ferryman.ops.domain import VALUES, Domain, Form, Symbols, positive
 from ferryman.ops.draw import Draw, Fill
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
 from ferryman.ops.primitive import Case, TensorSpec
 
 _TABLES = ((128_256, 4096), (151_936, 1024), (50_257, 768), (256_000, 2304), (32_000, 4096))
@@ -115,6 +115,11 @@ def _sampled(s: Sampler) -> str:
     return f"{s.around(1, 32_768 // s.less)}of{height // s.less}x{max(1, width // s.less)}"
 
 
+def _moved(case: Case) -> int:
+    """Rows of 16 bits, read and written."""
+    return 4 * case.args["ids"].shape[0] * case.args["weight"].shape[1]
+
+
 def _like(name: str, first: Shape) -> Shape | None:
     """A table of Llama 3's."""
     return {"weight": _TABLES[0]}.get(name, first)
@@ -146,5 +151,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=(Goal("embedding", sampled_cases(_sampled, _named, moved=_moved), {"peers": 1.0, "copy": 0.95}),),
     ),
 )

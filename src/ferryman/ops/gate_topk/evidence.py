@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ferryman.ops.domain import Domain, Form, Symbols
 from ferryman.ops.draw import Draw, Fill
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
 from ferryman.ops.primitive import Case, TensorSpec
 
 
@@ -186,5 +186,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=(Goal("gate_topk", sampled_cases(_sampled, _named), {"peers": 1.0}),),
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ferryman.ops.domain import Domain, Form, multiple, positive
 from ferryman.ops.draw import Draw, Fill
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
 from ferryman.ops.primitive import Case, TensorSpec
 
 # (heads of keys, heads of values, key's width, value's width) of Qwen3-Next, of Qwen3.5's small models, of Olmo Hybrid
@@ -207,5 +207,9 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=(
+            Goal("gated_delta_rule", sampled_cases(_sampled, _named), {"peers": 1.0}),
+            Goal("gated_delta_rule, gradient", sampled_cases(_sampled, _named), {"peers": 1.0}, "backward"),
+        ),
     ),
 )

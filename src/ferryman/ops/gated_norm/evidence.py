@@ -12,7 +12,18 @@ from torch import Tensor
 
 from ferryman.ops.domain import PRODUCT, Domain, Form, Symbols
 from ferryman.ops.draw import Draw, Fill
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape, bench_rows, sampled_rows
+from ferryman.ops.evidence import (
+    Evidence,
+    Goal,
+    Grid,
+    ModelSizes,
+    Sampler,
+    Shape,
+    bench_rows,
+    moved_rows,
+    sampled_cases,
+    sampled_rows,
+)
 from ferryman.ops.primitive import Case, TensorSpec
 
 # (columns, of a group, norm first, cast): Qwen3-Next's heads, Mamba2 2.7B, groups of Nemotron-H, Falcon-H1
@@ -202,5 +213,8 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=(
+            Goal("gated_rms_norm", sampled_cases(_sampled, _named, moved=moved_rows), {"peers": 1.0, "copy": 0.95}),
+        ),
     ),
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ferryman.ops.domain import Domain, Form, Symbols, positive
 from ferryman.ops.draw import Draw, Fill
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape
 from ferryman.ops.primitive import Case, TensorSpec
 
 _HEADS = ((128_256, 4096), (151_936, 1024), (50_257, 768), (32_000, 4096), (256_000, 2304))
@@ -146,6 +146,12 @@ def _sampled(s: Sampler) -> str:
     return f"{s.around(64, 8192 // s.less)}x{max(1, inputs // s.less)}x{max(1, classes // s.less)}"
 
 
+def _trained(s: Sampler) -> Iterator[Case]:
+    """Llama 3's, then other vocabularies."""
+    for classes, inputs in (_HEADS[0], _HEADS[1], _HEADS[4]):
+        yield _named(f"{8192 // s.less}x{max(1, inputs // s.less)}x{max(1, classes // s.less)}")
+
+
 def _like(name: str, first: Shape) -> Shape | None:
     """Llama 3's vocabulary, no bias."""
     return {"weight": (128_256, first[-1]), "target": first[:-1], "bias": None}.get(name, first)
@@ -186,5 +192,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=(Goal("linear_cross_entropy, step", _trained, {"peers": 1.2}, "step", most_memory=1.2),),
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ferryman.ops.domain import PRODUCT, Domain, Form, Rule, positive
 from ferryman.ops.draw import Draw, Fill, offset
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape
 from ferryman.ops.moe import bounds
 from ferryman.ops.primitive import Case, TensorSpec
 
@@ -230,6 +230,25 @@ def _bench_layer(grid: Grid) -> Iterator[Case]:
             yield _named_layer(f"{tokens} E{experts} k{slots} H{width} I{inner}")
 
 
+def _models(s: Sampler) -> Iterator[Case]:
+    """Each model's layer for each number of tokens."""
+    for tokens in _TOKENS:
+        for experts, slots, width, inner in _MODELS.values():
+            width, inner = width // s.less, inner // s.less
+            yield _named_layer(f"{max(1, tokens // s.less)} E{experts} k{slots} H{width} I{inner}")
+
+
+def _trained_models(s: Sampler) -> list[Case]:
+    """With as many of its experts as leave room for their gradients."""
+    cases, most = [], 1 << 31  # elements of gate_up
+    for case in _models(s):
+        tokens, experts, slots, width, inner = (int(n) for n in re.findall(r"\d+", case.name))
+        while experts * 2 * inner * width > most:
+            experts //= 2
+        cases.append(_named_layer(f"{tokens} E{experts} k{slots} H{width} I{inner}"))
+    return cases
+
+
 def _named_layer(name: str) -> Case:
     tokens, experts, slots, width, inner = (int(n) for n in re.findall(r"\d+", name))
     return Case(name, _trained(tokens, experts, slots, width, inner))
@@ -366,5 +385,9 @@ EVIDENCE = (
         sampled=_sampled_layer,
         calls=_layer_calls,
         like=_like_layer,
+        goals=(
+            Goal("moe_experts", _models, {"peers": 1.0}),
+            Goal("moe_experts, step", _trained_models, {"peers": 1.0}, "step"),
+        ),
     ),
 )

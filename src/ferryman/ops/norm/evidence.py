@@ -11,7 +11,18 @@ from torch import Tensor
 
 from ferryman.ops.domain import Domain, Form
 from ferryman.ops.draw import Draw, Fill, level
-from ferryman.ops.evidence import Evidence, ModelSizes, of_rows, row_cases, sampled_rows
+from ferryman.ops.evidence import (
+    Evidence,
+    Goal,
+    ModelSizes,
+    RowCases,
+    Sampler,
+    moved_rows,
+    of_rows,
+    row_cases,
+    sampled_cases,
+    sampled_rows,
+)
 from ferryman.ops.primitive import Case, TensorSpec
 
 _SHAPES = {
@@ -175,6 +186,36 @@ _layer_rows = row_cases(lambda x, line: {"x": x, "weight": line, "bias": TensorS
 _add_layer_rows = row_cases(
     lambda x, line: {"x": x, "residual": x, "weight": line, "bias": TensorSpec(line.shape), "eps": 1e-5}
 )
+
+
+def _goal(name: str, rows: RowCases) -> tuple[Goal, ...]:
+    return (Goal(name, sampled_cases(sampled_rows, rows.named, moved=moved_rows), {"peers": 1.0, "copy": 0.95}),)
+
+
+def _with(sampler: Sampler, rows: RowCases, **lines: TensorSpec | None) -> Iterator[Case]:
+    """Drawn rows with other weights than a model's usual ones; None for no weight, shapes are a row's."""
+    for case in sampled_cases(sampled_rows, rows.named, 4, moved_rows)(sampler):
+        width = case.args["x"].shape[-1:]
+        given = {n: None if line is None else replace(line, shape=width) for n, line in lines.items()}
+        name = " ".join([case.name, *(_told(n, v) for n, v in given.items())])
+        yield replace(case, name=name, args={**case.args, **given})
+
+
+def _told(name: str, line: TensorSpec | None) -> str:
+    return f"no {name}" if line is None else f"{name} {line.dtype}"
+
+
+def _rms_forms(s: Sampler) -> list[Case]:
+    """An offset weight is 1 + weight in float32."""
+    offset = TensorSpec((), "float32", "weight")
+    return [*_with(s, _rms_rows, weight=offset), *_with(s, _rms_rows, weight=None)]
+
+
+def _layer_forms(s: Sampler) -> list[Case]:
+    line = TensorSpec((), fill="weight")
+    return [*_with(s, _layer_rows, weight=None, bias=None), *_with(s, _layer_rows, weight=line, bias=None)]
+
+
 _BIAS = Form("N", ("normal", "zeros", "integer"), True, True)
 
 EVIDENCE = (
@@ -188,6 +229,7 @@ EVIDENCE = (
         sampled=sampled_rows,
         calls=_rms_calls,
         like=of_rows,
+        goals=(Goal("rms_norm, offset or none", _rms_forms, {"peers": 1.0, "copy": 0.95}),),
     ),
     Evidence(
         op="add_rms_norm",
@@ -199,6 +241,7 @@ EVIDENCE = (
         sampled=sampled_rows,
         calls=lambda sizes: _rms_calls(sizes, residual=True),
         like=of_rows,
+        goals=_goal("add_rms_norm", _add_rows),
     ),
     Evidence(
         op="layer_norm",
@@ -210,6 +253,7 @@ EVIDENCE = (
         sampled=sampled_rows,
         calls=_layer_calls,
         like=of_rows,
+        goals=(Goal("layer_norm, no weight or bias", _layer_forms, {"peers": 1.0, "copy": 0.95}),),
     ),
     Evidence(
         op="add_layer_norm",
@@ -221,5 +265,6 @@ EVIDENCE = (
         sampled=sampled_rows,
         calls=lambda sizes: _layer_calls(sizes, residual=True),
         like=of_rows,
+        goals=_goal("add_layer_norm", _add_layer_rows),
     ),
 )

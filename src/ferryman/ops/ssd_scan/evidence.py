@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ferryman.ops.domain import Domain, Form, Symbols, multiple, positive
 from ferryman.ops.draw import Draw, Fill
-from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
 from ferryman.ops.primitive import Case, TensorSpec
 
 # (heads, head_dim, groups, state) of Mamba2 130M, 1.3B and 2.7B, of Falcon-H1 and of Nemotron-H
@@ -210,5 +210,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        goals=(Goal("ssd_scan", sampled_cases(_sampled, _named), {"peers": 1.0}),),
     ),
 )

@@ -5,8 +5,11 @@ library's version (``version()``), and maps ops to functions (``OPS``). Such a f
 schema order (of those that the op got later, as many as it names; the others are off then), and returns a call
 without arguments whose result are the op's outputs, or the first of them. What a
 user's forward would have kept for a backward, the function works out before; the call alone is timed. A call that
-writes over what it was given owns that, and has a method ``restore``. Raising `NotServed` says that the library has no
-form for these arguments.
+writes over what it was given owns that, and has a method ``restore``. ``STEPS``, which may be absent, maps ops to
+functions of the same arguments that autograd differentiates, whose forward and backward are timed together.
+``prepare_share(k, n)``, which may be absent too, leaves every n-th configuration from the k-th on to a library's
+autotuners, so that n processes compile them all. Raising `NotServed` says that the library has no form
+for these arguments.
 """
 
 from __future__ import annotations
@@ -49,6 +52,11 @@ class Adapter:
     @property
     def ops(self) -> dict[str, Callable[..., Callable[[], Any]]]:
         served: dict[str, Callable[..., Callable[[], Any]]] = self.module.OPS
+        return served
+
+    @property
+    def steps(self) -> dict[str, Callable[..., Any]]:
+        served: dict[str, Callable[..., Any]] = getattr(self.module, "STEPS", {})
         return served
 
     def call_of(self, op: str, args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -143,8 +151,13 @@ def wrong(
         with torch.no_grad():
             exact = as_tuple(op.body(*double(args)))
     given = result if isinstance(result, (tuple, list)) else (result,)
+    return apart(op.outputs, given, exact, units)
+
+
+def apart(names: Sequence[str], given: Sequence[Any], exact: Sequence[Tensor], units: float = AGREEING) -> str | None:
+    """How far results are from ``exact``, in words; None where each is near. What is None is not judged."""
     judged = 0
-    for name, got, want in zip(op.outputs, given, exact, strict=False):
+    for name, got, want in zip(names, given, exact, strict=False):
         if got is None:
             continue
         judged += 1
