@@ -6,9 +6,9 @@ A forward hands its request and its tracer to its backward, which runs on autogr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -30,12 +30,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Plan:
-    """A forward that is to be differentiated: its launcher, its target, if it takes one, and the state it hands on."""
+    """A forward that is to be differentiated: its launcher, its target, if it takes one, and the state it hands on.
+
+    ``facts``: shape, dtype and device of each output, once it has run.
+    """
 
     recipe: Recipe
     launch: Callable[..., Any]
     target: Target | None
     asked: state.State
+    facts: list[tuple[Any, ...]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +174,7 @@ def gradients(
     """
     recipe, needs = ctx.plan.recipe, ctx.needs_input_grad
     if recipe.backward is None:
-        raise FerrymanError(f"{recipe.op.name} is not differentiable: it is itself a gradient")
+        nothing_behind(ctx)
     saved, numbers = ctx.saved_tensors, ctx.numbers
     if len(grads) == 1 and grads[0] is None:  # PyTorch runs a node whose gradient a Function gave as None
         return (None,) * len(needs)
@@ -197,41 +201,29 @@ def gradients(
     return (None, None, *[input_grads[i] if i is not None and needs[place] else None for place, i in recipe.handed])
 
 
-class _Function(_SingleLevelFunction):
-    """What compiled autograd asks of a function is what it asks of `torch.autograd.Function`."""
+def nothing_behind(ctx: Any) -> NoReturn:
+    raise FerrymanError(f"{ctx.plan.recipe.op.name} is not differentiable: it is itself a gradient")
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    return gradients(ctx, grads)
+
+
+class SingleLevel(_SingleLevelFunction):
+    """What compiled autograd asks of a function is what it asks of `torch.autograd.Function`.
+
+    Its ``apply`` is autograd's own: the one in Python around it, `torch.autograd.Function`'s, takes as long again and
+    serves functorch, whose calls do not come here. A function is applied to (plan, all arguments of the op, its tensors
+    ..): autograd must see the latter, and works on each argument for some microseconds of a slow host.
+    """
 
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
 
-class _Bridge(_Function):
-    """Eager autograd. Its ``apply`` is autograd's own: the one in Python around it, `torch.autograd.Function`'s, takes
-    as long again and serves functorch, whose calls do not come here.
-
-    ``args`` are all of the op's; those that autograd must see, its tensors, follow: PyTorch works on each argument of a
-    function for some microseconds of a slow host.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, args: tuple[Any, ...], *seen: Tensor | None) -> Any:
-        result = plan.launch(*args, plan.target)
-        # of memory that is the launcher's own; autograd lets nobody write in place to a view that a Function returns
-        if isinstance(result, tuple):
-            result = tuple([r.data if r._is_view() else r for r in result])
-            keep(ctx, plan, args, result)
-        else:
-            result = result.data if result._is_view() else result
-            keep(ctx, plan, args, (result,))
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return _twice(ctx, *grads) if torch.is_grad_enabled() else gradients(ctx, grads)
-
-
-def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def twice(ctx: Any, backward: Callable[..., Any], *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of a gradient that is asked for with create_graph: what depends on anything raises where it is differentiated."""
     with torch.no_grad():
-        input_grads = gradients(ctx, grads)
+        input_grads: tuple[Tensor | None, ...] = backward(ctx, *grads)
     if not any(t is not None and t.requires_grad for t in (*grads, *ctx.saved_tensors)):
         return input_grads
     message = f"ferryman: the gradient of {ctx.plan.recipe.op.name} is not differentiated again (once_differentiable)"
@@ -241,8 +233,8 @@ def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     return outputs
 
 
-class _Overwriting(_Function):
-    """`_Bridge` of a mutating op. What it returns for an argument that is written over is an alias of the result:
+class _Overwriting(SingleLevel):
+    """The function of a mutating op. What it returns for an argument that is written over is an alias of the result:
     `_Put` makes the argument itself the result, so that views, other results and autograd's own checks are as with
     ``argument.copy_(result)``, where one function that marks its inputs dirty may not return two, nor take views."""
 
@@ -277,10 +269,10 @@ class _Overwriting(_Function):
                 "Run the forward again, or use an op that keeps its inputs"
             )
         ctx.done = True
-        return _Bridge.backward(ctx, *grads)
+        return twice(ctx, _backward, *grads) if torch.is_grad_enabled() else gradients(ctx, grads)
 
 
-class _Put(_Function):
+class _Put(SingleLevel):
     """``into.copy_(value)`` for autograd, where the value is in the memory of ``into`` already."""
 
     @staticmethod
@@ -318,14 +310,3 @@ def overwriting(*args: Any) -> Any:
     (ctx,) = contexts
     ctx.versions = [kept._version for kept in ctx.watched]
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
-
-
-def runner_under_autograd(op: Primitive) -> Callable[..., Any]:
-    """What runs a plan whose result is to be differentiated."""
-    return overwriting if op.mutates else differentiable
-
-
-def differentiable(*args: Any) -> Any:
-    """Run a plan under autograd: (arguments in schema order, plan)."""
-    plan: Plan = args[-1]
-    return _Bridge.apply(plan, args[:-1], *[args[i] for i in plan.recipe.seen])  # type: ignore[attr-defined]

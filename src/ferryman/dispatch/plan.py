@@ -20,7 +20,8 @@ from ferryman.backends import redirect, replay
 from ferryman.backends.precision import float32_precision
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import declared, lockfile, registry, resolver, scalars, select, state, torch_library, traced
-from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
+from ferryman.dispatch.bridge import runner_under_autograd
+from ferryman.dispatch.gradient import Plan, Recipe
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning, StrictModeError, Unsupported
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
@@ -166,7 +167,7 @@ class Op:
             back = asked
             if leads and self.recipe.backward is not None:  # who traces counts what PyTorch's own call would be
                 back = state.narrowed(asked, self.recipe.backward.name, line.backend)
-            launch, extra = runner_under_autograd(op), self.recipe.plan(launch, target, back)
+            launch, extra = runner_under_autograd(self.recipe), self.recipe.plan(launch, target, back)
         if asked.tracer is not None:
             asked.tracer.record(op.name, line.name, decision.fallback, decision.source)
         else:
