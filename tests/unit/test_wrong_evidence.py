@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ferryman.cli import doctor
 from ferryman.device_profiles import detect
-from ferryman.dispatch import gradient, registry
+from ferryman.dispatch import recipe, registry
 from ferryman.errors import ArgumentError, EvidenceError
 from ferryman.ops.domain import Domain, Form
 from ferryman.ops.draw import Draw, Fill
@@ -172,7 +172,7 @@ def test_a_misspelt_gradient_names_those_that_a_backward_gets(monkeypatch: pytes
     gradients = ", ".join(op.gradient_names())
     message = f"'grad_yy' is no argument, output or gradient of add_layer_norm; its gradients are {gradients}"
     with pytest.raises(ValueError, match=message):
-        gradient.Recipe.of(op)
+        recipe.Recipe.of(op)
 
 
 @pytest.fixture

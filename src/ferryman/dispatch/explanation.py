@@ -101,6 +101,7 @@ def explain(
     invalid arguments, UnknownName for an unknown op or device.
     """
     known = registry.primitive(op)
+    whole = bool(kwargs.get("return_lse")) and "return_lse" not in known.names
     kwargs = {k: v for k, v in kwargs.items() if k in known.names or k != "return_lse"}
     bound = bind(known, args, kwargs)
     known.check(*bound)
@@ -112,7 +113,7 @@ def explain(
     else:
         profile = resolve(None)
     here = device is None or _is_here(profile)
-    rows, decision = select.explain_rows(known, bound, profile, state.effective(), absent=not here)
+    rows, decision = select.explain_rows(known, bound, profile, state.effective(), absent=not here, whole=whole)
     region = lockfile.region(known, bound)
     entry = lockfile.entries(known.name, profile).get(region)
     return Explanation(

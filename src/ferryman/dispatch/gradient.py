@@ -1,155 +1,46 @@
-"""Autograd for every op from what its backward's parameters say: which outputs' gradients it takes, what is saved.
+"""Autograd for every op from what its backward's parameters say (`recipe`).
 
-A forward hands its request and its tracer to its backward, which runs on autograd's threads.
+Eager, an op has an `autograd.Function` of its own, written out as straight code when its gradient is first asked for:
+tables that serve any op, as `gradients` reads them, take as long again as PyTorch's own part of such a function. A
+forward hands its request and its tracer to its backward, which runs on autograd's threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
-from ferryman.backends.base import Target
-from ferryman.dispatch import registry, state
+from ferryman.dispatch import state
+from ferryman.dispatch.recipe import Plan, Recipe
 from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.ops.primitive import Primitive
 
+_TEMPLATE = """
+class {name}(SingleLevel):
+    @staticmethod
+    def forward(ctx, plan, args, {seen}):
+        {outputs} = plan.launch(*args, plan.target)
+{detached}
+        ctx.set_materialize_grads(False)
+{kept}
+        ctx.plan = plan
+        return {outputs}
 
-@dataclass(frozen=True)
-class Source:
-    """Where one argument of the backward comes from: ("arg" | "out" | "grad" | "need", index)."""
+    @staticmethod
+    def backward(ctx, {grads}):
+        if grad_enabled():
+            return twice(ctx, backward, {grads})
+{body}
 
-    kind: str
-    index: int
+backward = {name}.backward
 
-
-@dataclass(frozen=True)
-class Plan:
-    """A forward that is to be differentiated: its launcher, its target, if it takes one, and the state it hands on.
-
-    ``facts``: shape, dtype and device of each output, once it has run.
-    """
-
-    recipe: Recipe
-    launch: Callable[..., Any]
-    target: Target | None
-    asked: state.State
-    facts: list[tuple[Any, ...]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """How an op's backward is called. ``returns`` gives, for each forward argument, the index of its gradient."""
-
-    op: Primitive
-    backward: Primitive | None
-    sources: tuple[Source, ...]
-    optional: tuple[bool, ...]
-    returns: tuple[int | None, ...]
-
-    @cached_property
-    def seen(self) -> tuple[int, ...]:
-        """Places of the arguments that are tensors, or may be."""
-        return tuple(i for i, n in enumerate(self.op.names) if self.op.types[n] in ("Tensor", "Tensor?"))
-
-    @cached_property
-    def kept(self) -> tuple[tuple[bool, int], ...]:
-        """Tensors that the backward takes: (whether an argument, else an output; its index)."""
-        return tuple((s.kind == "arg", s.index) for s in self.sources if self._is_tensor(s))
-
-    @cached_property
-    def numbers(self) -> tuple[int, ...]:
-        """Places of the other arguments that the backward takes."""
-        return tuple(s.index for s in self.sources if s.kind == "arg" and not self._is_tensor(s))
-
-    @cached_property
-    def template(self) -> tuple[tuple[str, int], ...]:
-        """Where `gradients` finds each argument of the backward; a need by its place among the function's arguments."""
-        places: list[tuple[str, int]] = []
-        counts = {"saved": 0, "number": 0}
-        for source, optional in zip(self.sources, self.optional, strict=True):
-            if source.kind in ("arg", "out"):
-                kind = "saved" if self._is_tensor(source) else "number"
-                places.append((kind, counts[kind]))
-                counts[kind] += 1
-            elif source.kind == "need":
-                places.append(("need", 2 + self.seen.index(source.index)))
-            else:
-                places.append(("grad?" if optional else "grad", source.index))
-        return tuple(places)
-
-    @cached_property
-    def handed(self) -> tuple[tuple[int, int | None], ...]:
-        """For each argument in ``seen``: its place among the function's arguments, and the index of its gradient."""
-        return tuple((2 + at, self.returns[i]) for at, i in enumerate(self.seen))
-
-    def backward_of(self, args: tuple[Any, ...]) -> list[Any]:
-        """Arguments of the backward that have the facts of those that it would get, for choosing what runs it."""
-        result = self.op.meta(*args)
-        outputs = result if isinstance(result, tuple) else (result,)
-        arguments: list[Any] = []
-        for source in self.sources:
-            if source.kind == "need":
-                value = args[source.index]
-                arguments.append(isinstance(value, Tensor) and value.requires_grad)
-            else:
-                arguments.append(args[source.index] if source.kind == "arg" else outputs[source.index])
-        return arguments
-
-    def _is_tensor(self, source: Source) -> bool:
-        if source.kind == "arg":
-            return self.op.types[self.op.names[source.index]] in ("Tensor", "Tensor?")
-        return source.kind == "out"
-
-    @classmethod
-    def of(cls, op: Primitive) -> Recipe:
-        if op.gradient.backward is None:
-            return cls(op, None, (), (), tuple(None for _ in op.names))
-        backward = registry.primitive(op.gradient.backward)
-        gradients = op.gradient_names()
-        sources = []
-        for name in backward.names:
-            bare = name.removeprefix("out_")
-            if name in gradients:
-                sources.append(Source("grad", gradients[name]))
-            elif name.startswith("need_") and name.removeprefix("need_") in op.names:
-                sources.append(Source("need", op.names.index(name.removeprefix("need_"))))
-            elif name in op.names:
-                sources.append(Source("arg", op.names.index(name)))
-            elif bare in op.outputs:
-                sources.append(Source("out", op.outputs.index(bare)))
-            else:
-                what = f"parameter {name!r} is no argument, output or gradient of {op.name}"
-                raise ValueError(f"{backward.name}: {what}; its gradients are {', '.join(gradients) or 'none'}")
-        owner = {name: i for i, shared in enumerate(op.gradient.owners) for name in shared}
-        return cls(
-            op,
-            backward,
-            tuple(sources),
-            tuple(backward.types[n] == "Tensor?" for n in backward.names),
-            tuple(owner.get(n) for n in op.names),
-        )
-
-    def plan(self, launch: Callable[..., Any], target: Target, asked: state.State) -> Plan:
-        return Plan(self, launch, target, asked)
-
-    def check_inputs(self, args: tuple[Any, ...]) -> None:
-        """An argument that has no gradient must not ask for one: it would silently get none."""
-        if self.backward is None:
-            return
-        for name, value, index in zip(self.op.names, args, self.returns, strict=True):
-            if index is None and isinstance(value, Tensor) and value.requires_grad:
-                raise ArgumentError(
-                    self.op.name, f"{name}.requires_grad", True, "False: it is not differentiable; detach it"
-                )
-
-    def nondifferentiable(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        return [o for n, o in zip(self.op.outputs, outputs, strict=True) if n in self.op.gradient.nondifferentiable]
+def run({params}, plan):
+    return apply(plan, ({params},), {seen})
+"""
 
 
 def keep(ctx: Any, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Tensor]) -> None:
@@ -174,7 +65,7 @@ def gradients(
     """
     recipe, needs = ctx.plan.recipe, ctx.needs_input_grad
     if recipe.backward is None:
-        nothing_behind(ctx)
+        _nothing_behind(ctx)
     saved, numbers = ctx.saved_tensors, ctx.numbers
     if len(grads) == 1 and grads[0] is None:  # PyTorch runs a node whose gradient a Function gave as None
         return (None,) * len(needs)
@@ -201,7 +92,7 @@ def gradients(
     return (None, None, *[input_grads[i] if i is not None and needs[place] else None for place, i in recipe.handed])
 
 
-def nothing_behind(ctx: Any) -> NoReturn:
+def _nothing_behind(ctx: Any) -> NoReturn:
     raise FerrymanError(f"{ctx.plan.recipe.op.name} is not differentiable: it is itself a gradient")
 
 
@@ -209,7 +100,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     return gradients(ctx, grads)
 
 
-class SingleLevel(_SingleLevelFunction):
+class _SingleLevel(_SingleLevelFunction):
     """What compiled autograd asks of a function is what it asks of `torch.autograd.Function`.
 
     Its ``apply`` is autograd's own: the one in Python around it, `torch.autograd.Function`'s, takes as long again and
@@ -220,7 +111,7 @@ class SingleLevel(_SingleLevelFunction):
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
 
-def twice(ctx: Any, backward: Callable[..., Any], *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def _twice(ctx: Any, backward: Callable[..., Any], *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of a gradient that is asked for with create_graph: what depends on anything raises where it is differentiated."""
     with torch.no_grad():
         input_grads: tuple[Tensor | None, ...] = backward(ctx, *grads)
@@ -233,7 +124,7 @@ def twice(ctx: Any, backward: Callable[..., Any], *grads: Tensor | None) -> tupl
     return outputs
 
 
-class _Overwriting(SingleLevel):
+class _Overwriting(_SingleLevel):
     """The function of a mutating op. What it returns for an argument that is written over is an alias of the result:
     `_Put` makes the argument itself the result, so that views, other results and autograd's own checks are as with
     ``argument.copy_(result)``, where one function that marks its inputs dirty may not return two, nor take views."""
@@ -269,10 +160,10 @@ class _Overwriting(SingleLevel):
                 "Run the forward again, or use an op that keeps its inputs"
             )
         ctx.done = True
-        return twice(ctx, _backward, *grads) if torch.is_grad_enabled() else gradients(ctx, grads)
+        return _twice(ctx, _backward, *grads) if torch.is_grad_enabled() else gradients(ctx, grads)
 
 
-class _Put(SingleLevel):
+class _Put(_SingleLevel):
     """``into.copy_(value)`` for autograd, where the value is in the memory of ``into`` already."""
 
     @staticmethod
@@ -310,3 +201,103 @@ def overwriting(*args: Any) -> Any:
     (ctx,) = contexts
     ctx.versions = [kept._version for kept in ctx.watched]
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+
+# Written out for an op ------------------------------------------------------------------------------------------
+
+
+def source_of(recipe: Recipe) -> str:
+    """The class and the function that applies it: ``run(*arguments, plan)``."""
+    op = recipe.op
+    params = [f"{name}_" for name in op.names]  # none of the names here
+    seen = [params[i] for i in recipe.seen]
+    outputs = [f"out_{i}" for i in range(len(op.outputs))]
+    # of memory that is the launcher's own; autograd lets nobody write in place to a view that a Function returns
+    detached = [f"if {o}._is_view():\n    {o} = {o}.data" for o in outputs]
+    kept = []
+    if op.gradient.nondifferentiable:
+        marked = [o for o, n in zip(outputs, op.outputs, strict=True) if n in op.gradient.nondifferentiable]
+        kept.append(f"ctx.mark_non_differentiable({', '.join(marked)})")
+    saved = [params[i] if given else outputs[i] for given, i in recipe.kept]
+    if saved:
+        kept.append(f"ctx.save_for_backward({', '.join(saved)})")
+    if recipe.numbers:
+        kept.append(f"ctx.numbers = {', '.join(f'args[{i}]' for i in recipe.numbers)},")
+    if len(outputs) > 1:  # equal for every call of a plan
+        facts = ", ".join(f"({o}.shape, {o}.dtype, {o}.device)" for o in outputs)
+        kept.append(f"if not plan.facts:\n    plan.facts.extend(({facts}))")
+    grads = [f"grad_{i}" for i in range(len(outputs))]
+    return _TEMPLATE.format(
+        name=f"{op.name}_Bridge",
+        seen=", ".join(seen),
+        params=", ".join(params),
+        outputs=", ".join(outputs),
+        detached=_indented(detached),
+        kept=_indented(kept),
+        grads=", ".join(grads),
+        body=_indented(_body(recipe, grads)),
+    )
+
+
+def _indented(statements: list[str]) -> str:
+    return "\n".join(f"        {line}" for statement in statements for line in statement.split("\n"))
+
+
+def _body(recipe: Recipe, grads: list[str]) -> list[str]:
+    """Statements of the backward, from what the context has to what goes to each argument of the function."""
+    if recipe.backward is None:
+        return ["nothing_behind(ctx)"]
+    lines, places = [], len(recipe.seen)
+    if len(grads) == 1:  # PyTorch runs a node whose gradient a Function gave as None
+        lines.append(f"if {grads[0]} is None:\n    return {('None, ' * (2 + places)).rstrip()}")
+    required = {i for kind, i in recipe.template if kind == "grad"}
+    for i in sorted(required) if len(grads) > 1 else ():
+        lines.append(f"if {grads[i]} is None:\n    {grads[i]} = zeros(ctx, {i})")
+    if recipe.kept:
+        lines.append(f"{''.join(f'saved_{i}, ' for i in range(len(recipe.kept)))}= ctx.saved_tensors")
+    if recipe.numbers:
+        lines.append(f"{''.join(f'number_{i}, ' for i in range(len(recipe.numbers)))}= ctx.numbers")
+    lines.append("needs = ctx.needs_input_grad")
+    spelled = {"saved": "saved_{}", "number": "number_{}", "need": "needs[{}]", "grad": "grad_{}", "grad?": "grad_{}"}
+    args = ", ".join(spelled[kind].format(i) for kind, i in recipe.template)
+    results = [f"to_{i}" for i in range(len(recipe.backward.outputs))]
+    lines += [
+        "token = enter(ctx.plan.asked)",
+        f"try:\n    {', '.join(results)} = backwards['_resolve']({args})\nfinally:\n    leave(token)",
+    ]
+    handed = [f"{results[i]} if needs[{place}] else None" if i is not None else "None" for place, i in recipe.handed]
+    lines.append(f"return None, None, {', '.join(handed)}")
+    return lines
+
+
+def _zeros(ctx: Any, output: int) -> torch.Tensor:
+    """The gradient of an output that nothing came to."""
+    shape, dtype, device = ctx.plan.facts[output]
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def runner_under_autograd(op: Primitive) -> Callable[..., Any]:
+    """What runs a plan whose result is to be differentiated: of (arguments in schema order, plan)."""
+    if op.mutates:
+        return overwriting
+    recipe = Recipe.of(op)
+    namespace: dict[str, Any] = {
+        "SingleLevel": _SingleLevel,
+        "grad_enabled": torch.is_grad_enabled,
+        "twice": _twice,
+        "nothing_behind": _nothing_behind,
+        "zeros": _zeros,
+        "enter": state.enter,
+        "leave": state.leave,
+        "backwards": None if recipe.backward is None else recipe.backward.namespace,
+        "__name__": __name__,
+    }
+    exec(compile(source_of(recipe), f"<ferryman gradient of {op.name}>", "exec"), namespace)  # noqa: S102
+    function = namespace[f"{op.name}_Bridge"]
+    namespace["apply"] = function.apply
+    node = function._backward_cls
+    if "apply" in vars(torch.autograd.function.BackwardCFunction):
+        # what autograd calls: PyTorch's own finds the class's backward anew each time, in two frames of Python
+        node.apply = function.backward
+    run: Callable[..., Any] = namespace["run"]
+    return run

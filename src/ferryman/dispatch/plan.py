@@ -7,10 +7,11 @@ accelerator replaces the launcher by its replay (`backends.replay`), where the m
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ from ferryman.backends import redirect, replay
 from ferryman.backends.precision import float32_precision
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import declared, lockfile, registry, resolver, scalars, select, state, torch_library, traced
-from ferryman.dispatch.bridge import runner_under_autograd
-from ferryman.dispatch.gradient import Plan, Recipe
+from ferryman.dispatch.gradient import runner_under_autograd
+from ferryman.dispatch.recipe import Plan, Recipe
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning, StrictModeError, Unsupported
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
@@ -35,6 +36,9 @@ MOST_REBUILDS = 32  # of one brief key's guard; a call site that alternates furt
 _GUARDS = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards = getattr(_GUARDS, "TensorGuards", None)  # private to PyTorch: without it every call goes by the full key
 _Plan = tuple[Callable[..., Any], Any, Implementation]  # what runs, its last argument, and the menu line that it is
+# How a call comes in: with all outputs, below autograd, or for the first output alone (its tuple is the result)
+Way = Literal["whole", "plain", "first"]
+WAYS: dict[str, Way] = {"": "whole", "_plain": "plain", "_first": "first"}
 _all_plans: list[dict[Any, Any]] = []
 _lock = threading.Lock()
 _generation = 0  # raised whenever plans are dropped: a choice that began before is not kept
@@ -67,6 +71,7 @@ class Op:
         _all_plans.extend((self.plans, self.below, self.hot, self.second, self.rebuilds))
         self.recipe = Recipe.of(op)
         self.guarded = resolver.guarded(op)
+        self.has_first = resolver.FIRST in op.namespace
         self.again = self._again  # one object, which plans are compared with
         # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
         if op.mutates:
@@ -94,10 +99,8 @@ class Op:
             "compiled": traced.compiled(op, library),
             "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
-            "slow": lambda *args: self.slow(args, differentiate=True),
-            "slow_plain": lambda *args: self.slow(args, differentiate=False),
-            "recover": lambda error, line, *args: self.recover(error, line, args, differentiate=True),
-            "recover_plain": lambda error, line, *args: self.recover(error, line, args, differentiate=False),
+            **{f"slow{of}": self._slow_way(way) for of, way in WAYS.items()},
+            **{f"recover{of}": self._recovery(way) for of, way in WAYS.items()},
         }
         entry = namespace[op.name]
         exec(compile(resolver.source_of(op), f"<ferryman dispatch {op.name}>", "exec"), namespace)  # noqa: S102
@@ -105,10 +108,22 @@ class Op:
         self.undifferentiated: Callable[..., Any] = namespace["undifferentiated"]
         entry.__code__ = self.resolve.__code__
         namespace["_resolve"] = self.resolve
-        if "_resolve_first" in namespace:
-            namespace["_resolve_first"] = traced.first(op, self.resolve)
+        if self.has_first:
+            namespace["compiled_first"] = traced.first(op, self.resolve)
+            namespace[resolver.FIRST] = namespace["resolve_first"]
+            namespace["first"].__code__ = namespace["resolve_first"].__code__
         self._key: Callable[..., Any] = resolver.key_function(op, namespace)
         self._library = library
+
+    @functools.cached_property
+    def under_autograd(self) -> Callable[..., Any]:
+        return runner_under_autograd(self.op)
+
+    def _slow_way(self, way: Way) -> Callable[..., Any]:
+        return lambda *args: self.slow(args, way)
+
+    def _recovery(self, way: Way) -> Callable[..., Any]:
+        return lambda error, line, *args: self.recover(error, line, args, way)
 
     def warm(self, key: Any, plan: _Plan, brief: Any, *tensors: Tensor) -> None:
         """Put a guard that knows these tensors in front of the full key."""
@@ -128,9 +143,9 @@ class Op:
             place = self.second if rebuilt % 2 and brief in self.hot else self.hot
             place[brief] = (guard.check, *plan)
 
-    def slow(self, args: tuple[Any, ...], differentiate: bool) -> Any:
+    def slow(self, args: tuple[Any, ...], way: Way) -> Any:
         """Check, choose, remember, run."""
-        op, generation = self.op, _generation
+        op, generation, differentiate = self.op, _generation, way != "plain"
         tensors = self._tensors(args)
         if differentiate and not all(map(torch_library.plain, tensors.values())):
             return self._library(*args)
@@ -138,6 +153,8 @@ class Op:
             raise ArgumentError(op.name, "arguments", "no tensor", "at least one")
         exact = scalars.exact(op, args)
         if exact is not args:  # NumPy's numbers, and integers for floats: plans know Python's own types only
+            if way == "first":
+                return (op.namespace[resolver.FIRST](*exact),)
             return (self.resolve if differentiate else self.undifferentiated)(*exact)
         op.check(*args)
         replay.must_hold(op.name, list(tensors), list(tensors.values()))
@@ -147,31 +164,36 @@ class Op:
         device = next(iter(tensors.values())).device
         profile = select.profile_for(device)
         grads = differentiate and torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
-        decision = select.select(op, args, profile, asked, differentiated=grads)
+        whole = self.has_first and way != "first"
+        decision = select.select(op, args, profile, asked, differentiated=grads and not whole)
         if device.type == REPLAYED and redirect.current() is None:
             lockfile.tell_untuned(profile)
         line = decision.implementation
         try:
             launch = registry.launcher(line)
         except CompileError as error:
-            return self.recover(error, line, args, differentiate)
+            return self.recover(error, line, args, way)
         target = select.target_of(profile, decision.configuration)
         if grads:
             self.recipe.check_inputs(args)
         extra: Any = target
         leads = decision.source == select.AUTOGRAD
-        own = self._own(line, args, profile, asked, grads, leads) if leads or device.type == REPLAYED else None
+        may = leads or (device.type == REPLAYED and not whole)
+        own = self._own(line, args, profile, asked, grads, leads) if may else None
         if own is not None:
             launch = own
         elif grads:
             back = asked
             if leads and self.recipe.backward is not None:  # who traces counts what PyTorch's own call would be
-                back = state.narrowed(asked, self.recipe.backward.name, line.backend)
-            launch, extra = runner_under_autograd(self.recipe), self.recipe.plan(launch, target, back)
+                behind = {back.name for back in registry.implementations(self.recipe.backward.name)}
+                named = line.name if line.name in behind else line.backend
+                back = state.narrowed(asked, self.recipe.backward.name, named)
+            launch, extra = self.under_autograd, self.recipe.plan(launch, target, back)
         if asked.tracer is not None:
             asked.tracer.record(op.name, line.name, decision.fallback, decision.source)
         else:
             plans, key = self.plans if differentiate else self.below, self._key(*args, grads)
+            key = (*key, way) if way == "first" else key
             plan: _Plan = (launch, extra, line)
             if own is None and line.replayable and device.type == REPLAYED and self.guarded:
                 plan = (self.again, Young(plans, key, launch, extra, line, device), line)
@@ -183,7 +205,7 @@ class Op:
         try:
             return launch(*args, extra)
         except CompileError as error:
-            return self.recover(error, line, args, differentiate)
+            return self.recover(error, line, args, way)
 
     def plan_of(self, args: tuple[Any, ...], needed: bool) -> _Plan | None:
         """The plan of a call that came straight from Python, where there is one; ``needed``: a gradient is."""
@@ -211,7 +233,7 @@ class Op:
             back = select.select(self.recipe.backward, self.recipe.backward_of(args), profile, asked).implementation
         except (Unsupported, StrictModeError):
             return None  # it is told when the backward runs
-        return line.load_differentiable() if back.backend == line.backend else None
+        return line.load_differentiable() if back.name == line.name else None
 
     def _again(self, *args: Any) -> Any:
         """Run a young plan; at its time put the launcher's replay, or the launcher for good, in its place."""
@@ -236,7 +258,7 @@ class Op:
                     del kept[brief]  # the next call puts what is in the plan now in front
         return run(*given, extra)
 
-    def recover(self, error: CompileError, line: Implementation, args: tuple[Any, ...], differentiate: bool) -> Any:
+    def recover(self, error: CompileError, line: Implementation, args: tuple[Any, ...], way: Way) -> Any:
         """A toolchain refused the kernel of ``line``: leave it out here, say so once, and choose again.
 
         Other threads may have found the same meanwhile, so that another choice would not come to ``line`` any more.
@@ -254,7 +276,7 @@ class Op:
         drop_plans()
         if op.mutates:  # a kernel before the one that was refused may have written over the arguments
             raise error
-        return self.slow(args, differentiate)
+        return self.slow(args, way)
 
     def _tensors(self, args: tuple[Any, ...]) -> dict[str, Tensor]:
         """The tensors that are there, by name; wrong types of any argument raise ArgumentError."""

@@ -23,24 +23,27 @@ _FACTS = "{x}.__class__, {x}.dtype, {x}.device, {x}.shape, {x}.is_contiguous() o
 _FACTS += "keys_of({x}).raw_repr()"  # a bit that says "negative" is one of them
 
 _TEMPLATE = """
-def resolve({params}):
+def resolve{of}({params}):
     if is_dynamo_compiling():
-        return compiled({args})
+        return compiled{of}({args})
 {hot}
 
-def cold({params}):
+def cold{of}({params}):
     if dispatch_modes() or functorch_level() is not None{autocast} or forward_ad._current_level >= 0:
-        return library({args})
+        return library({args}){result}
     try:
 {lines}
         key = ({key})
         run, extra, line = plan = plans[key]
     except KEY_ERRORS:
-        return slow({args})
+        return slow{of}({args}){result}
 {warm}{bump}    try:
-        return run({args}, extra)
+        return run({args}, extra){result}
     except CompileError as error:
-        return recover(error, line, {args})
+        return recover{of}(error, line, {args}){result}
+"""
+# Below autograd, for the library's kernels.
+_PLAIN = """
 
 def undifferentiated({params}):
     try:
@@ -62,14 +65,15 @@ _HOT = """    try:
             check, run, extra, line = second[brief]
             same = check({guarded})
     except KEY_ERRORS:
-        return cold({args})
+        return cold{of}({args})
     if not same:
-        return cold({args})
+        return cold{of}({args})
 {bump}    try:
-        return run({args}, extra)
+        return run({args}, extra){result}
     except CompileError as error:
-        return recover(error, line, {args})
+        return recover{of}(error, line, {args}){result}
 """
+FIRST = "_resolve_first"  # in an op's namespace, where its first output may be asked for alone
 _EXTRA = {
     "aligned": "{arg}.data_ptr() % 16 == 0",
     "tf32": "float32_precision()",
@@ -147,37 +151,48 @@ def _extra_facts(op: Primitive) -> list[str]:
 
 
 def source_of(op: Primitive) -> str:
+    """`resolve` and `undifferentiated`; and `resolve_first`, where the first output may be asked for alone."""
+    lines, key, _ = _key_parts(op)
+    plain = "\n".join(f"        {line}" for line in (*lines, "needs = False"))
+    names = ", ".join(op.names)
+    below = _PLAIN.format(params=names, args=names, key=", ".join(key), bump=_bump(op), lines_plain=plain)
+    return _resolver(op, False) + (_resolver(op, True) if FIRST in op.namespace else "") + below
+
+
+def _bump(op: Primitive) -> str:
+    """What autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version."""
+    return f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
+
+
+def _resolver(op: Primitive, first: bool) -> str:
+    """``first``: for calls of the first output alone, whose plans are others: PyTorch's own call may give that one."""
     lines, key, needed = _key_parts(op)
     names = ", ".join(op.names)
-    plain = [*lines, "needs = False"]
     lines = [*lines, f"needs = {needed}"]
-    extra = _extra_facts(op)
-    # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
-    bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
+    extra = [*_extra_facts(op), *(["'first'"] if first else [])]
+    form = {"args": names, "bump": _bump(op), "of": "_first" if first else "", "result": "[0]" if first else ""}
     # an op that autocast leaves alone is not sent to the library for it, where a mutating one works on a copy
     autocast = "" if op.mutates and op.autocast is None else " or autocast()"
-    hot, warm = f"    return cold({names})", ""
+    hot, warm = f"    return cold{form['of']}({names})", ""
     if guarded(op):
         brief, tensors = _brief(op, op.names, extra)
-        hot = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), args=names, bump=bump)
+        hot = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), **form)
         warm = f"    warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})\n"
     if guarded(op) and op.added:  # a call of before costs what it did
         left_out = " and ".join(f"{name} is _default_{name}" for name in op.added)
         brief, tensors = _brief(op, op.names[: -len(op.added)], extra)
-        short = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), args=names, bump=bump)
+        short = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), **form)
         hot = f"    if {left_out}:\n{textwrap.indent(short, '    ')}\n{hot}"
         short = f"warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})"
         warm = f"    if {left_out}:\n        {short}\n    else:\n    {warm}"
     return _TEMPLATE.format(
-        bump=bump,
         autocast=autocast,
         params=names,
-        args=names,
-        key=", ".join(key),
+        key=", ".join([*key, *(["'first'"] if first else [])]),
         hot=hot,
         warm=warm,
         lines="\n".join(f"        {line}" for line in lines),
-        lines_plain="\n".join(f"        {line}" for line in plain),
+        **form,
     )
 
 
@@ -201,7 +216,7 @@ def _brief(op: Primitive, names: Sequence[str], extra: list[str]) -> tuple[list[
 
 def key_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any]:
     """The key alone, for `slow` to store under: the same expressions as the fast path's."""
-    lines, key, _ = _key_parts(op)
+    lines, key, _ = _key_parts(op)  # of calls of the first output alone, its last part comes after these
     body = "".join(f"    {line}\n" for line in lines)
     source = f"def key_of({', '.join(op.names)}, needs):\n{body}    return ({', '.join(key)})\n"
     exec(compile(source, f"<ferryman key {op.name}>", "exec"), namespace)  # noqa: S102

@@ -359,17 +359,19 @@ def quarantined() -> Mapping[tuple[str, str, Any, str], str]:
 
 
 def explain_rows(
-    op: Primitive, args: Sequence[Any], profile: Profile, state: State, *, absent: bool
+    op: Primitive, args: Sequence[Any], profile: Profile, state: State, *, absent: bool, whole: bool = False
 ) -> tuple[list[tuple[Implementation, str, list[str]]], Decision | None]:
     """(implementation, "chosen" | "available" | "refused" | "not requested", reasons) for the whole menu.
 
-    And the decision: None where the call would raise.
+    And the decision: None where the call would raise. ``whole``: more outputs are asked for than PyTorch's own
+    differentiable calls give.
     """
     view = View.of(op, args, profile)
     region = lockfile.region(op, args)
     try:
         grads = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
-        decision: Decision | None = select(op, args, profile, state, absent=absent, differentiated=grads)
+        differentiated = grads and not whole
+        decision: Decision | None = select(op, args, profile, state, absent=absent, differentiated=differentiated)
     except (Unsupported, StrictModeError):
         decision = None
     chosen = None if decision is None else decision.implementation

@@ -15,7 +15,8 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from ferryman.dispatch import declared, state
-from ferryman.dispatch.gradient import Plan, Recipe, gradients, keep
+from ferryman.dispatch.gradient import gradients, keep
+from ferryman.dispatch.recipe import Plan, Recipe
 from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
 

@@ -61,8 +61,8 @@ def _compiled_over(op: Primitive, library: Callable[..., Any]) -> Callable[..., 
 
 
 def first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
-    """The first output alone. torch.compile traces the vendor's own call for it, where that would be chosen."""
-    is_compiling, deterministic = torch.compiler.is_dynamo_compiling, torch.are_deterministic_algorithms_enabled
+    """The first output alone, as torch.compile traces it: the vendor's own call, where that would be chosen."""
+    deterministic = torch.are_deterministic_algorithms_enabled
     loaded = {line.name: line.load_traced() for line in registry.implementations(op.name)}
     forms = {name: form for name, form in loaded.items() if form is not None}
     names = tuple(forms)
@@ -85,8 +85,6 @@ def first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
     form_of._dynamo_marked_constant = features_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def run(*args: Any) -> Any:
-        if not is_compiling():
-            return resolve(*args)[0]
         device = args[0].device
         plain = not (state.requests or deterministic() or torch.is_autocast_enabled(device.type))
         if plain:

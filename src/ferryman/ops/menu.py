@@ -34,9 +34,10 @@ class Implementation:
     string.
     differentiable: such a function, too, on an accelerator: PyTorch's own call with the op's results, which autograd
     knows. It runs in the place of the launcher where no gradient is needed, and of the launcher and a Function around
-    it where a line of the same backend would be chosen for the backward; it takes the launcher's arguments. Where a
+    it where a line of the same name would be chosen for the backward; it takes the launcher's arguments. Where a
     gradient is asked for and the call's tensors are small (the profile's thresholds.autograd.bytes) the line goes
-    before all others, whatever would be chosen for the backward. differentiable_when: calls for which PyTorch's own
+    before all others, whatever would be chosen for the backward. Of an op whose first output may be asked for alone
+    it gives that one, in a tuple, and serves no other calls. differentiable_when: calls for which PyTorch's own
     gradient, too, rounds as the op's does; all must hold.
     ``configurations`` ranks the launcher's configurations for a call: it takes the launcher's arguments and gives their
     names (identifiers) with predicted times in any one unit, the least first, which is what the launcher takes by

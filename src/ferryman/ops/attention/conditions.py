@@ -12,6 +12,7 @@ from ferryman.ops.clauses import (
     View,
     absent,
     at_least,
+    at_most,
     both,
     compiled,
     dtypes,
@@ -369,6 +370,36 @@ _NORMAL = Clause(
     ("q.shape[2]", "k.shape[2]", "q.dtype"),
     lambda view: (*_rows_of(view), view.args["q"].dtype),
     lambda m: m[2] != torch.float16 or m[0] == m[1],
+)
+# PyTorch's own differentiable call of FlashAttention. Of as many heads of keys as of queries: no group is summed.
+_OWN = (
+    dtypes("q", torch.float16, torch.bfloat16),
+    *_PLAIN,
+    *_ALL_KEYS,
+    absent("sinks"),
+    _ONE_WIDTH,
+    Clause(
+        "as many heads of keys as of queries",
+        ("q.shape", "k.shape"),
+        lambda view: (int(view.args["q"].shape[1]), int(view.args["k"].shape[1])),
+        lambda m: m[0] == m[1],
+    ),
+    _SQUARE,
+    _NORMAL,
+    at_least("q.shape[2]", 1),
+    at_most("k.shape[2]", 2048),  # of more, a kernel's time passes the host's
+    Clause(
+        "rows of 16 bytes",
+        ("q.stride", "k.stride", "v.stride"),
+        lambda view: tuple(step for name in ("q", "k", "v") for step in view.args[name].stride()[:-1]),
+        lambda steps: all(step % 8 == 0 for step in steps),
+    ),
+    Clause(
+        "torch.use_deterministic_algorithms off",
+        ("deterministic",),
+        lambda v: v.flags["deterministic"],
+        lambda on: not on,
+    ),
 )
 _NO_LSE = (absent("grad_lse"), _NORMAL, _NO_BIAS_GRADIENT)
 _ADDED: dict[str, Any] = {"roundings": ("p", "ds"), "accumulation": "split-k", "deterministic": False, "partial": True}

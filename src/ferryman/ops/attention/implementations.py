@@ -31,6 +31,7 @@ from ferryman.ops.attention.conditions import (
     _ON_HOPPER,
     _ONE_TILE,
     _ONE_WIDTH,
+    _OWN,
     _PLAIN,
     _READ_BY_CUDNN,
     _TILES,
@@ -53,7 +54,14 @@ IMPLEMENTATIONS = menu(
         **_TRACED,
     ),
     Implementation(
-        op="attention", name="torch.flash", where=":attention_flash", when=_FLASH_NVIDIA, leads=_FEW_TILES, **_TRACED
+        op="attention",
+        name="torch.flash",
+        where=":attention_flash",
+        when=_FLASH_NVIDIA,
+        leads=_FEW_TILES,
+        differentiable="attention_with_gradient",
+        differentiable_when=_OWN,
+        **_TRACED,
     ),
     Implementation(op="attention", name="torch.aotriton", where=":attention_flash", when=_FLASH_AMD, **_TRACED),
     Implementation(op="attention", name="torch.efficient", where=":attention_efficient", when=_EFFICIENT, **_TRACED),

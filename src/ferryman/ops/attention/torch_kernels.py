@@ -274,6 +274,29 @@ def attention_flash(
     return with_sinks(_model_layout(_cut(got[0].transpose(1, 2), width)), got[1].float().contiguous(), sinks)
 
 
+def attention_with_gradient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
+    target: Target,
+) -> tuple[Tensor]:
+    """The output of `attention_flash` as autograd knows it, whose backward is `attention_backward_flash`'s kernel."""
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
+        q, k, v = map(_vectorised, (q, k, v))
+    diagonal = causal and q.shape[2] > 1
+    return (_model_layout(torch._scaled_dot_product_flash_attention(q, k, v, 0.0, diagonal, scale=scale)[0]),)
+
+
 def _window_sides(window: int | None, causal: bool) -> tuple[int | None, int | None]:
     """How many keys FlashAttention-2 lets a query see to its left and right, itself apart."""
     if window is None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.dispatch import registry, state
-from ferryman.dispatch.gradient import Recipe, runner_under_autograd
+from ferryman.dispatch.gradient import runner_under_autograd
+from ferryman.dispatch.recipe import Recipe
 from ferryman.errors import Unsupported
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ferryman.device_profiles import profile
-from ferryman.dispatch import bridge, registry, select, state
-from ferryman.dispatch.gradient import Recipe, Source
+from ferryman.dispatch import gradient, registry, select, state
+from ferryman.dispatch.recipe import Recipe, Source
 from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
 
@@ -79,11 +79,11 @@ def test_a_backward_gets_what_its_parameters_name(name: str, monkeypatch: pytest
     owners = [n for n, i in zip(op.names, recipe.returns, strict=True) if i is not None]
     learning = [i for i, n in enumerate(op.outputs) if n not in op.gradient.nondifferentiable]
     for asking in (set(owners), *({n} for n in owners)):
-        for given in ([i for i in learning], *([i] for i in learning)):
+        for given in (learning, *([i] for i in learning)):
             calls = Calls(recipe, monkeypatch)
             args = arguments(recipe, asking)
             plan = recipe.plan(calls.launch, TARGET, ASKED)
-            result = bridge.runner_under_autograd(recipe)(*args, plan)
+            result = gradient.runner_under_autograd(recipe.op)(*args, plan)
             outputs = result if isinstance(result, tuple) else (result,)
             assert calls.forward == [(*args, plan.target)]
             assert [o.requires_grad for o in outputs] == [i in learning for i in range(len(outputs))]
@@ -117,4 +117,4 @@ def test_a_gradient_has_none_itself() -> None:
     args = [x if recipe.op.types[n] == "Tensor" else None for n in recipe.op.names]
     plan = recipe.plan(lambda *_: torch.zeros(SHAPE), TARGET, ASKED)
     with pytest.raises(FerrymanError, match="it is itself a gradient"):
-        bridge.runner_under_autograd(recipe)(*args, plan).sum().backward()
+        gradient.runner_under_autograd(recipe.op)(*args, plan).sum().backward()
