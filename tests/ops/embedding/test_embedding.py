@@ -67,16 +67,26 @@ from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell
 found = {}
-for name in ("embedding", "embedding_backward"):
-    op, line = registry.primitive(name), registry.implementation(name, "triton")
+for name, which in (("embedding", "triton"), ("embedding_backward", "triton"), ("embedding_backward", "triton.few")):
+    op, line = registry.primitive(name), registry.implementation(name, which)
     for case in cases_of(op):
         if case.name in ("two_dims", "outside_int32", "repeated", "exact_outside"):
             cell = check_cell(op, line, case, torch.bfloat16, simulate=profile("h200"))
-            found[f"{name} {case.name}"] = (cell.verdict, cell.reason)
+            found[f"{name} {which} {case.name}"] = (cell.verdict, cell.reason)
 print(json.dumps(found))
 """
 
 
 def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
     verdicts = interpreter.run(INTERPRETED)
-    assert len(verdicts) == 8 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
+    assert len(verdicts) == 12 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
+
+
+def test_few_ids_are_summed_in_one_launch() -> None:
+    """Sorting costs the host more than a sum. Of more ids each would be compared with too many."""
+    weight = torch.empty(50_257, 768, dtype=torch.bfloat16, device="meta")
+    for count, line in ((1, "triton.few"), (2048, "triton.few"), (2049, "triton")):
+        ids = torch.empty(count, dtype=torch.int64, device="meta")
+        grad = torch.empty(count, 768, dtype=torch.bfloat16, device="meta")
+        why = ferryman.explain("embedding_backward", grad, ids, weight, None, device="h100")
+        assert why.chosen == line

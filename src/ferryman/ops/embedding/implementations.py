@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from ferryman.ops.clauses import Clause
 from ferryman.ops.menu import Implementation, menu
+
+# Each id is compared with every other.
+_FEW = Clause(
+    "at most 2048 ids", ("ids.shape",), lambda view: int(view.args["ids"].numel()), lambda count: count <= 2048
+)
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.embedding",
@@ -10,5 +16,13 @@ IMPLEMENTATIONS = menu(
     # atomic additions on GPUs, unless PyTorch is asked for deterministic algorithms
     Implementation(op="embedding_backward", name="torch", deterministic="asked", composed=True),
     Implementation(op="embedding", name="triton", batch_invariant=True, replayable=True),
+    Implementation(
+        op="embedding_backward",
+        name="triton.few",
+        where="few_kernels",
+        when=(_FEW,),
+        replayable=True,
+        partial=True,
+    ),
     Implementation(op="embedding_backward", name="triton"),
 )
