@@ -4,6 +4,7 @@
     python benchmarks/whole_models.py --how eager bert vit                            # without what is compiled
     python benchmarks/whole_models.py --jobs 6 qwen3_8b/prefill qwen3_8b/static_32    # a server's steps: scenarios.py
     python benchmarks/whole_models.py --show models.json                              # the table of a document
+    python benchmarks/whole_models.py --host bert vit whisper gpt2                    # the host's part, on any CPU
 
 Each family has the widths of its library's default config, few layers, random weights and bfloat16. A process of its
 own builds it, and a twin that shares its weights is ported. All processes compile side by side; then each is timed
@@ -11,12 +12,19 @@ alone, in turns with none. The two sides alternate within a trial, so that clock
 call, the host's work included. `speed` is the unported median over the ported one: above 1 the ported model is faster.
 It is "slower" where the 95% interval of the trials' ratios lies below 1.00. Peak memory is what a step allocates above
 the weights. Training is a forward and a backward of a fixed cotangent.
+
+`--host` times widths of 64, so that computing takes next to nothing, eager, each side's best call of many. Without an
+accelerator it is the one that `--profile` names, simulated (`simulated_device.py`), in float32, whose products take a
+CPU least; attention's own differentiable call is there in bfloat16 only (`--dtype`). The last row is the function that
+autograd sees of an op against one that does nothing but launch the same kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import gc
 import json
 import math
 import statistics
@@ -355,6 +363,100 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def best(calls: Sequence[Callable[[], Any]], trials: int) -> list[float]:
+    """Each call's least time in us, in turns; the garbage collector waits."""
+    times = [math.inf] * len(calls)
+    for _ in range(2):
+        for call in calls:
+            warmed(call)
+    gc.collect()
+    gc.disable()
+    for _ in range(trials):
+        for i, call in enumerate(calls):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            times[i] = min(times[i], time.perf_counter() - begin)
+    gc.enable()
+    return [t * 1e6 for t in times]
+
+
+def bare(device: torch.device) -> list[Callable[[], Any]]:
+    """Forward and backward of `layer_norm` through the op, and through a function that only launches its kernels."""
+    import dataclasses
+
+    from ferryman import ops
+    from ferryman.device_profiles import Profile
+    from ferryman.dispatch import plan, registry, select
+
+    x = torch.randn(2, 17, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+    weight, bias = (torch.nn.Parameter(torch.randn(64, dtype=torch.bfloat16, device=device)) for _ in range(2))
+    slope, known = torch.ones_like(x), select.profile_for(device)
+    small: dict[str, int] = {k: v for k, v in known.thresholds.items() if k != select.AUTOGRAD_BYTES}
+    ours: Profile = dataclasses.replace(known, thresholds=small)  # otherwise PyTorch's own call leads
+    select.profile_for = lambda device: ours
+    plan.drop_plans()
+
+    def through_op() -> Any:
+        return torch.autograd.grad(ops.layer_norm(x, weight, bias), (x, weight, bias), slope)
+
+    warmed(through_op)
+    plans = [plan.runner_of(registry.primitive(n)).plans for n in ("layer_norm", "layer_norm_backward")]
+    ((_, forward_plan, _),), ((back, target, _),) = (list(p.values()) for p in plans)
+
+    class Launches(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, weight, bias)
+            y: torch.Tensor = forward_plan.launch(x, weight, bias, 1e-5, forward_plan.target)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return back(grad, *ctx.saved_tensors, 1e-5, target)
+
+    apply: Callable[..., torch.Tensor] = Launches.apply
+    return [lambda: torch.autograd.grad(apply(x, weight, bias), (x, weight, bias), slope), through_op]
+
+
+def host(names: Sequence[str], device: torch.device, profile: str, dtype: torch.dtype, trials: int) -> None:
+    """Print what a call costs the host, unported and ported."""
+    import ferryman
+    import ferryman.integrations.transformers
+    from ferryman.porting.model import bundled
+    from ferryman.porting.model.port import port
+
+    torch.set_num_threads(1)
+    if device.type == "cpu":
+        from simulated_device import simulated
+
+        print(f"The host's part of a call: {profile} simulated on this CPU, torch {torch.__version__}, {dtype}\n")
+    else:
+        print(f"The host's part of a call: {torch.cuda.get_device_name()}, torch {torch.__version__}, {dtype}\n")
+    print("| call | unported us | ported us | speed | calls of ours |\n|---|---|---|---|---|", flush=True)
+    for name in names:
+        with device:
+            model = bundled.build(name, True, dtype).to(device)
+        args, kwargs = captured(model, bundled.inputs_of(name, True, model), device)
+        twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+        port(twin)
+        with simulated(profile) if device.type == "cpu" else contextlib.nullcontext():
+            for mode in ("forward", "training"):
+                sides = [
+                    forward(m, args, kwargs) if mode == "forward" else training(m, m, args, kwargs)
+                    for m in (model, twin)
+                ]
+                with ferryman.trace() as seen:
+                    sides[1]()
+                before, after = best(sides, trials)
+                lines = ", ".join(f"{op} {line} {n}" for (op, line), n in sorted(seen.calls.items()))
+                print(f"| {name}, {mode} | {before:.0f} | {after:.0f} | {before / after:.2f} | {lines} |", flush=True)
+    with simulated(profile) if device.type == "cpu" else contextlib.nullcontext():
+        before, after = best(bare(device), 10 * trials)
+    print(f"| layer_norm, launched in a bare function | {before:.1f} | {after:.1f} | {before / after:.2f} | |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("families", nargs="*", help=f"default: {', '.join(FAMILIES)}")
@@ -367,9 +469,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=16, help="families that compile side by side")
     parser.add_argument("--compile-seconds", type=float, default=400, help="what has not compiled by then is left out")
     parser.add_argument("--seconds", type=float, default=3600, help="of all")
+    parser.add_argument("--host", action="store_true", help="the host's part of a call, at small widths")
+    parser.add_argument("--profile", default="h100", help="of --host on a CPU: the device that is simulated")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of --host")
+    parser.add_argument("--trials", type=int, default=400, help="of --host")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.show:
+    if asked.host:
+        names = asked.families or ("bert", "vit", "dinov2", "whisper", "gpt2")
+        host(names, torch.device(asked.device), asked.profile, getattr(torch, asked.dtype), asked.trials)
+    elif asked.show:
         print(markdown(files.document(asked.show)))
     elif asked.worker:
         worker(asked.worker, torch.device(asked.device), asked.tiny, asked.layers, asked.how)
