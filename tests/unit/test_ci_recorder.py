@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import ferryman  # noqa: F401 - sessions in this process find it loaded
+from tests.sessions import imports_stay, run_inside  # noqa: F401
 
 pytest_plugins = "pytester"
 SUITE = """
@@ -93,7 +94,7 @@ def told(pytester: pytest.Pytester, *arguments: str, **files: str) -> tuple[dict
     pytester.makepyfile(**files)
     plugins = ("-p", "no:hypothesispytest", "-p", "no:randomly", "--ferryman-record=tests.json")
     own = () if _installed() else ("-p", "pytest_ferryman")
-    pytester.runpytest_inprocess(*own, *plugins, *arguments)
+    run_inside(pytester, *own, *plugins, *arguments)
     document = json.loads((pytester.path / "tests.json").read_text())
     return {case["id"].rpartition("::")[2]: case["outcome"] for case in document["cases"]}, document
 

@@ -22,6 +22,7 @@ from ferryman.porting.judging.parity import prepare
 from ferryman.porting.judging.results import Cell
 from ferryman.testing import assert_parity, unmet
 from tests.lines import serving
+from tests.sessions import imports_stay, run_inside  # noqa: F401
 
 pytest_plugins = "pytester"
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the backend must 
 def session(pytester: pytest.Pytester, *arguments: str, **files: str) -> pytest.RunResult:
     pytester.makepyfile(my_kernels=KERNEL, **files)
     plugins = [] if _installed() else ["-p", "pytest_ferryman"]
-    return pytester.runpytest_inprocess(*plugins, "--ferryman-device", "cpu", "-p", "no:cacheprovider", *arguments)
+    return run_inside(pytester, *plugins, "--ferryman-device", "cpu", "-p", "no:cacheprovider", *arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +154,7 @@ def test_the_device_is_the_option_s_then_the_environment_s(
     body = "def test_it(ferryman_device):\n    assert str(ferryman_device) == 'cpu'\n"
     monkeypatch.setenv("FERRYMAN_TEST_DEVICE", "cuda:63")
     session(pytester, test_device=body).assert_outcomes(passed=1)
-    done = pytester.runpytest_inprocess(*([] if _installed() else ["-p", "pytest_ferryman"]))
+    done = run_inside(pytester, *([] if _installed() else ["-p", "pytest_ferryman"]))
     done.assert_outcomes(errors=1)
     assert "FERRYMAN_TEST_DEVICE: unknown device 'cuda:63'" in done.stdout.str()
     monkeypatch.delenv("FERRYMAN_TEST_DEVICE")
