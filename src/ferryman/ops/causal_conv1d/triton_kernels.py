@@ -95,8 +95,9 @@ def _forward(
     y_ptr += sample * y_b + first * y_d + start.to(tl.int64) * y_l
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     if RUN == 1:
-        args = (here, state_ptr, weight_ptr, bias_ptr, d, known, start, t, length, x_d, x_l, s_d, s_l, w_d, w_k, WIDTH)
-        z = sum_at(*args)
+        z = sum_at(
+            here, state_ptr, weight_ptr, bias_ptr, d, known, start, t, length, x_d, x_l, s_d, s_l, w_d, w_k, WIDTH
+        )
         tl.store(y_ptr + (d * y_d + t * y_l), activated(z, ACTIVE, dtype), mask=known & (t < length - start))
     else:
         bias = None
@@ -285,5 +286,5 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
 
     shapes = [(2, 5376, 2048, 4, inner, True, state, True) for inner in (True, False) for state in (True, False)]
     shapes += [(64, 5376, 1, 4, True, True, True, True), (2, 1792, 2048, 4, True, False, False, False)]
-    shapes += [(1, 67, 131, width, False, True, True, True) for width in (2, 3, 8)]
+    shapes += [(1, 67, 131, width, False, True, width > 1, True) for width in (1, 2, 3, 8)]
     return recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
