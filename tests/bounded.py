@@ -94,7 +94,7 @@ def must_be_right(op: str, args: Sequence[Any], got: Sequence[Tensor], *, exact:
     primitive = registry.primitive(op)
     terms = max(primitive.limits.reduction(*args), 1) if primitive.limits.reduction else 1
     share = min(max(math.sqrt(_IN_TURN / terms), _LEAST_SHARE), 1.0)
-    storage = args[0].dtype
+    storage = next(a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point())
     wanted, bounds = _bounds(primitive, args, [t.dtype for t in got], storage, _FLOAT32, share)
     low = as_tuple(primitive.body(*args))
     fault = gates.structure(primitive.outputs, tuple(got), as_tuple(primitive.meta(*args)))

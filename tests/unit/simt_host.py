@@ -27,6 +27,8 @@ from ferryman.backends import simt, simt_runtime
 from ferryman.backends.base import Target
 from ferryman.backends.simt_offline import target_for
 from ferryman.ops.activation import simt_kernels as activation
+from ferryman.ops.embedding import simt_kernels as embedding
+from ferryman.ops.kv_append import simt_kernels as kv_append
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
@@ -42,13 +44,14 @@ def target(wave: int, shared_memory: int = 65_536, units: int = 1, features: fro
 
 def all_units(arch: str) -> list[simt.Unit]:
     """Every unit of every family, planned for an architecture."""
-    families = (norm, activation, softmax, softmax_backward, rope)
+    families = (norm, activation, softmax, softmax_backward, rope, embedding, kv_append)
     return [unit for family in families for unit in family.units(target_for(arch))]
 
 
 def some_units(arch: str) -> list[simt.Unit]:
     """The first, a middle and the last unit of every op: part of a wave, the scalar path, a long row."""
     ops = ("add_rms_norm", "rms_norm", "layer_norm", "silu_mul", "gelu_mul", "softmax_backward", "softmax", "rope")
+    ops += ("embedding", "kv_append")
     by_op: dict[str, list[simt.Unit]] = {op: [] for op in ops}
     for unit in all_units(arch):
         by_op[next(op for op in ops if unit.name.startswith(op))].append(unit)

@@ -99,7 +99,8 @@ def test_an_overlapping_kernel_touches_no_memory_before_it_waits(tmp_path: Path)
     # all that read weights at once, in the block of instructions that the wait stands in
     units += [u for u in simt_host.all_units("sm_90") if "norm_bf16_bf16_" in u.name and "_8_512_1_1_EXACT" in u.name]
     units += [u for u in hopper_kernels.units(simt_offline.target_for("sm_90")) if "_bf16_" in u.name]
-    assert {u.name.split("_")[0] for u in units} == {"add", "rms", "layer", "silu", "gelu", "softmax", "linear", "rope"}
+    families = {"add", "rms", "layer", "silu", "gelu", "softmax", "linear", "rope", "embedding", "kv"}
+    assert {u.name.split("_")[0] for u in units} == families
     assert all(u.overlapping for u in units)
     for unit, artefact in zip(units, simt_offline.compile_all("sm_90", units), strict=True):
         text = _instructions(artefact.image, tmp_path)

@@ -1,4 +1,8 @@
-"""Which implementations of `bias_act` exist; none has a condition but PyTorch's own differentiable call."""
+"""Which implementations of `bias_act` exist; none has a condition but PyTorch's own differentiable call.
+
+No C++ form: an element is read, computed and written by one thread, which Triton's kernel does with the same 16-byte
+loads and stores that C++ would have, and no thread needs another's.
+"""
 
 from __future__ import annotations
 

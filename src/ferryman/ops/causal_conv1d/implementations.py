@@ -1,4 +1,8 @@
-"""Which implementations of `causal_conv1d` exist, and under which conditions."""
+"""Which implementations of `causal_conv1d` exist, and under which conditions.
+
+No C++ form: what bounds it is how positions are loaded (`run_kernels.py`), whose 16-byte loads and runs in registers
+C++ would repeat.
+"""
 
 from __future__ import annotations
 

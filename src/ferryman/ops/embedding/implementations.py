@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import Clause
+from ferryman.ops.clauses import Clause, unit_stride
 from ferryman.ops.menu import Implementation, menu
 
+_ROWS = (unit_stride("weight"),)  # a table is not copied to read some of its rows
 # Each id is compared with every other.
 _FEW = Clause(
     "at most 2048 ids", ("ids.shape",), lambda view: int(view.args["ids"].numel()), lambda count: count <= 2048
@@ -25,4 +26,8 @@ IMPLEMENTATIONS = menu(
         partial=True,
     ),
     Implementation(op="embedding_backward", name="triton"),
+    Implementation(
+        op="embedding", name="cuda", where="simt_kernels", when=_ROWS, batch_invariant=True, replayable=True
+    ),
+    Implementation(op="embedding", name="hip", where="simt_kernels", when=_ROWS, batch_invariant=True, replayable=True),
 )

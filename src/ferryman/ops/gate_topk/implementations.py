@@ -1,4 +1,8 @@
-"""Which implementations of `gate_topk` exist, and under which conditions."""
+"""Which implementations of `gate_topk` exist, and under which conditions.
+
+No C++ form: a token's experts lie in one warp's registers in Triton, too, and reductions over them are its shuffles.
+What C++ would save is Triton's launch, which a replay goes past.
+"""
 
 from __future__ import annotations
 
