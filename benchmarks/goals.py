@@ -53,7 +53,8 @@ OURS, COPY, TWIN = "ferryman", "copy", "twin"
 LEAST = 0.9  # of the peers' speed, in each cell
 # of rows, in models
 WIDTHS = (768, 1024, 1152, 1536, 2048, 2304, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 11_008, 14_336, 18_432)
-MOST_DRAWN = 1 << 28  # elements of one tensor: drawing takes tens of bytes for each
+# elements of one tensor: drawing takes tens of bytes for each. In the second, of many processes at once
+MOST_DRAWN, MOST_DRAWN_AHEAD = 1 << 26, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,12 @@ def tasks(only: Sequence[str] | None, seed: int, less: int = 1, cells: int | Non
 # --------------------------------------------------------------------------------------------------------------- inputs
 
 
-def inputs(op: Primitive, case: Case, seed: int, device: torch.device) -> tuple[Any, ...]:
-    """Arguments in schema order. Of a contiguous tensor of more than MOST_DRAWN elements the first rows are drawn, and
-    repeated; a backward's are all drawn, because a forward gives what it saves."""
-    large = {} if registry.forward_of(op) is not None else {n: a for n, a in case.args.items() if _large(a)}
-    fewer = {
-        n: replace(a, shape=(max(1, MOST_DRAWN // math.prod(a.shape[1:])), *a.shape[1:])) for n, a in large.items()
-    }
+def inputs(op: Primitive, case: Case, seed: int, device: torch.device, most: int = MOST_DRAWN) -> tuple[Any, ...]:
+    """Arguments in schema order. Of a contiguous tensor of more than ``most`` elements the first rows are drawn, and
+    repeated. Not of a backward's, which a forward gives, nor of what is written over: a fill may follow its size."""
+    whole = {*op.names} if registry.forward_of(op) is not None else {*op.mutates}
+    large = {n: a for n, a in case.args.items() if n not in whole and _large(a, most)}
+    fewer = {n: replace(a, shape=(max(1, most // math.prod(a.shape[1:])), *a.shape[1:])) for n, a in large.items()}
     values = list(grid.inputs(op, replace(case, args={**case.args, **fewer}), DTYPE, seed, device))
     for name, spec in large.items():
         place = op.names.index(name)
@@ -101,8 +101,8 @@ def inputs(op: Primitive, case: Case, seed: int, device: torch.device) -> tuple[
     return tuple(values)
 
 
-def _large(value: Any) -> bool:
-    return isinstance(value, TensorSpec) and value.layout == "contiguous" and math.prod(value.shape) > MOST_DRAWN
+def _large(value: Any, most: int) -> bool:
+    return isinstance(value, TensorSpec) and value.layout == "contiguous" and math.prod(value.shape) > most
 
 
 def _repeated(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -265,7 +265,7 @@ def ahead(share: int, of: int, todo: list[Task], plan: runner.Plan, into: Path) 
                 if not served and part is not own:
                     continue
                 try:
-                    args = inputs(task.op, task.case, plan.seed, plan.device)
+                    args = inputs(task.op, task.case, plan.seed, plan.device, MOST_DRAWN_AHEAD)
                     for contender in contenders(part, task, args):
                         if contender.skipped is None:
                             contender.call_of(rotation.spared(task.op, args))()
