@@ -43,8 +43,9 @@ simulate: setup ## AMD code executed on this CPU: ARGS="--device mi355x --backen
 test: setup ## every quick test
 	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) $(ARGS)
 
-test-slow: setup ## the tests that take minutes; ARGS="--share 0/4": a quarter of them
-	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) -m "slow and not gpu" --timeout 1800 $(ARGS)
+# What a file's tests share is made by one process (loadgroup); the longest tests begin first.
+test-slow: setup ## the tests that take minutes, all; ARGS="--share 0/4": a quarter of them
+	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "slow and not gpu" --timeout 1800 $(ARGS)
 
 test-gpu: setup ## the tests that need a device
 	$(RUN)/python -m pytest -q -m gpu $(ARGS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -28,15 +28,65 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores; more t
 
 SLOW = Path(__file__).with_name("slow.txt")
 QUICK = 2.0  # seconds of CPU that a quick test may take; `python ci/slow_tests.py` lists what takes more
+UNKNOWN = 15.0  # of a slow test that was not measured yet: about the mean of those that are slow by their source
 LIMIT = 120.0  # beyond this one that is not listed fails: who comes first pays for what a process keeps
 
 
-def keep_share(items: list[pytest.Item], share: str) -> None:
-    """Leave the tests of one share; every test is in one of the N."""
+def turns_of(costs: Mapping[str, float], turns: int) -> dict[str, int]:
+    """{what is drawn together: its share}. A name's hash says where it goes, until that share has its part of the
+    seconds; then it goes where the fewest are. So shares are even, and a new test moves few others."""
+    room = sum(costs.values()) / turns
+    spent, chosen = [0.0] * turns, {}
+    for name in sorted(costs, key=lambda name: (-costs[name], name)):
+        turn = zlib.crc32(name.encode()) % turns
+        if spent[turn] + costs[name] > room:
+            turn = min(range(turns), key=spent.__getitem__)
+        spent[turn] += costs[name]
+        chosen[name] = turn
+    return chosen
+
+
+def together(name: str, long: Mapping[str, float]) -> str:
+    """A test, or its whole file where its tests share what the first of them makes."""
+    file = name.partition("::")[0]
+    return file if file in long else name
+
+
+def seconds_of(name: str, long: Mapping[str, float]) -> float:
+    """What a slow test costs, by its own line, or its file's, or that of its function."""
+    return next((long[n] for n in (name, together(name, long), name.partition("[")[0]) if n in long), UNKNOWN)
+
+
+def keep_share(items: list[pytest.Item], share: str, long: Mapping[str, float]) -> None:
+    """Leave the tests of one share, and of these the longest first; every test is in one of the N."""
     turn, turns = (int(part) for part in share.split("/"))
     if not 0 <= turn < turns:
         raise pytest.UsageError(f"--share is {share}; required: K/N with 0 <= K < N")
-    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % turns == turn]
+    slow = [item.nodeid for item in items if {"slow", "gpu"} & set(item.keywords) == {"slow"}]
+    costs = {together(name, long): seconds_of(name, long) for name in slow}
+    chosen = turns_of(costs, turns)
+    mine = [i for i in items if chosen.get(together(i.nodeid, long), zlib.crc32(i.nodeid.encode()) % turns) == turn]
+    items[:] = sorted(mine, key=lambda item: -costs.get(together(item.nodeid, long), 0.0)) if turns > 1 else mine
+
+
+def keep_week(items: list[pytest.Item], week: int) -> None:
+    """Of a test that is marked `alternate("dtype")`: for all its other parameters one dtype, another each week. A test
+    that is marked `alternate()` runs every other week."""
+    variants: dict[str, set[str]] = {}
+    places: dict[int, tuple[str, str]] = {}
+    for item in items:
+        marker = item.get_closest_marker("alternate")
+        if marker is not None and not marker.args:
+            places[id(item)] = (item.nodeid, "now")
+            variants[item.nodeid] = {"now", "next week"}
+        elif marker is not None:
+            given: dict[str, object] = item.callspec.params  # type: ignore[attr-defined]
+            rest = {name: str(value) for name, value in sorted(given.items()) if name not in marker.args}
+            place = f"{item.nodeid.partition('[')[0]} {rest}", str([str(given[name]) for name in marker.args])
+            places[id(item)] = place
+            variants.setdefault(place[0], set()).add(place[1])
+    now = {rest: sorted(own)[(week + zlib.crc32(rest.encode())) % len(own)] for rest, own in variants.items()}
+    items[:] = [i for i in items if id(i) not in places or now[places[id(i)][0]] == places[id(i)][1]]
 
 
 def listed(text: str) -> dict[str, float]:
@@ -66,8 +116,18 @@ def cpu_seconds(root: int | None = None) -> float:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", default="0/1", metavar="K/N", help="of the tests every N-th, drawn by name, from K on")
+    parser.addoption("--share", default="0/1", metavar="K/N", help="one of N shares of about equal cost, 0 to N - 1")
+    parser.addoption("--week", type=int, metavar="N", help="of tests that alternate, those of this week; default: all")
     parser.addoption("--costs", metavar="FOLDER", help="write each test's seconds of CPU there, for ci/slow_tests.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests alone are asked for, a file that has none is not imported: most of the time of collecting."""
+    if collection_path.suffix != ".py" or config.option.markexpr.split()[:1] != ["slow"]:
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    path = collection_path.relative_to(SLOW.parents[1]).as_posix()
+    return None if "mark.slow" in text or f"{path}\n" in SLOW.read_text().replace("::", "\n") else True
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
@@ -75,8 +135,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = listed(SLOW.read_text())
     for item in items:
         if item.nodeid in long or item.nodeid.partition("::")[0] in long:
-            item.add_marker(pytest.mark.slow)
-    keep_share(items, config.getoption("--share"))
+            item.add_marker(pytest.mark.slow(listed=True))
+        if item.nodeid.partition("::")[0] in long:
+            item.add_marker(
+                pytest.mark.xdist_group(item.nodeid.partition("::")[0])
+            )  # one process makes what they share
+    if config.getoption("--week") is not None:
+        keep_week(items, config.getoption("--week"))
+    keep_share(items, config.getoption("--share"), long)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="torch sees no NVIDIA or AMD device")
@@ -96,13 +162,15 @@ def interpreter() -> Iterator[Interpreter]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     folder = item.config.getoption("--costs")
-    if "slow" in item.keywords and item.nodeid not in listed(SLOW.read_text()):  # its source or its file says so
+    long = listed(SLOW.read_text()) if folder else {}
+    if item.nodeid.partition("::")[0] in long:  # all that its file costs stands there
         folder = None
     before = cpu_seconds() if folder else 0.0
     result = yield
     if folder:
         with open(Path(folder) / f"{os.getpid()}.jsonl", "a") as file:
-            file.write(json.dumps([item.nodeid, round(cpu_seconds() - before, 2)]) + "\n")
+            own = any(mark.name == "slow" and not mark.kwargs.get("listed") for mark in item.iter_markers())
+            file.write(json.dumps([item.nodeid, round(cpu_seconds() - before, 2), own]) + "\n")
     return result
 
 

@@ -27,7 +27,6 @@ EXCEPT: dict[tuple[str, str], str] = {
     ("tests/gpu/test_cost_gpu.py", "rms_norm"): "the example of an op whose costs are shipped",
     ("tests/parity/test_ops.py", "cross_entropy"): "two gates need more outputs than its small cases have",
     ("tests/parity/test_ops.py", "silu_mul"): "the alternative formula gives NaN where the definition gives 0",
-    ("tests/parity/test_simulated.py", "ssd_scan"): "the simulator lacks an instruction of its kernel",
     ("tests/unit/lookalikes_whole.py", "moe_experts"): "its lookalikes are blocks, the others' leaf modules",
     ("tests/unit/test_bench.py", "rms_norm"): "one of the ops of rows, whose grid has a long row",
     ("tests/unit/test_bench.py", "silu_mul"): PLANT,

@@ -35,6 +35,7 @@ def test_a_fault_that_only_the_compiled_module_has_is_named() -> None:
 
 
 @pytest.mark.skipif(modes.cannot_compile(torch.device("cpu")) is not None, reason="Inductor cannot compile here")
+@pytest.mark.alternate("dtype", "backward")
 @pytest.mark.parametrize(
     ("family", "dtype", "backward"),
     [

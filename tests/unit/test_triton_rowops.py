@@ -35,6 +35,7 @@ def run_worker(*arguments: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.alternate("dtype")
 @pytest.mark.parametrize(("family", "dtype"), PAIRS)
 def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(family: str, dtype: str) -> None:
     report = run_worker(family, dtype)

@@ -666,14 +666,15 @@ def _matrix() -> list[tuple[str, str, tuple[int, ...]]]:
     combinations = []
     for i, arch in enumerate(arch for arch in TARGETS if arch != "cpu"):
         for j, dtype in enumerate(("float32", "float16", "bfloat16")):
-            whole = arch in ("sm_90", "gfx942")
             some = tuple(sorted(DIMS[(i + j + n) % 4] for n in (0, 2)))
-            combinations.append((arch, dtype, (*DIMS, 72) if whole else some))
+            every = ((64, 128), (72, 80, 256)) if arch in ("sm_90", "gfx942") else (some,)
+            combinations += [(arch, dtype, dims) for dims in every]
     return combinations
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.alternate("dtype", "dims")
 @pytest.mark.parametrize(("arch", "dtype", "dims"), _matrix(), ids=str)
 def test_compile_matrix(arch: str, dtype: str, dims: tuple[int, ...]) -> None:
     _check_compiled(_worker(["compile", arch, dtype, *map(str, dims)], False, 1700), arch, dtype, dims)

@@ -68,6 +68,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.alternate("device", "dtype")
 @pytest.mark.parametrize(
     ("device", "dtype"), [("h200", "float32"), ("h200", "bfloat16"), ("mi300x", "float16"), ("rx7900xtx", "bfloat16")]
 )
