@@ -70,22 +70,24 @@ def keep_share(items: list[pytest.Item], share: str, long: Mapping[str, float]) 
 
 
 def keep_week(items: list[pytest.Item], week: int) -> None:
-    """Of a test that is marked `alternate("dtype")`: for all its other parameters one dtype, another each week. A test
-    that is marked `alternate()` runs every other week."""
+    """Of a test that is marked `alternate("dtype")`: for all its other parameters one dtype, another each week; with
+    ``weeks=2`` every other week. `alternate()`: the test as it is, every other week."""
     variants: dict[str, set[str]] = {}
     places: dict[int, tuple[str, str]] = {}
+    every: dict[str, int] = {}
     for item in items:
         marker = item.get_closest_marker("alternate")
-        if marker is not None and not marker.args:
-            places[id(item)] = (item.nodeid, "now")
-            variants[item.nodeid] = {"now", "next week"}
-        elif marker is not None:
-            given: dict[str, object] = item.callspec.params  # type: ignore[attr-defined]
+        if marker is not None:
+            given: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
             rest = {name: str(value) for name, value in sorted(given.items()) if name not in marker.args}
-            place = f"{item.nodeid.partition('[')[0]} {rest}", str([str(given[name]) for name in marker.args])
-            places[id(item)] = place
-            variants.setdefault(place[0], set()).add(place[1])
-    now = {rest: sorted(own)[(week + zlib.crc32(rest.encode())) % len(own)] for rest, own in variants.items()}
+            place = f"{item.nodeid.partition('[')[0]} {rest}"
+            places[id(item)] = place, str([str(given[name]) for name in marker.args])
+            variants.setdefault(place, set()).add(places[id(item)][1])
+            every[place] = marker.kwargs.get("weeks", 1 if marker.args else 2)
+    now: dict[str, str | None] = {}
+    for place, own in variants.items():
+        turn, off = divmod((week + zlib.crc32(place.encode())) % (len(own) * every[place]), every[place])
+        now[place] = None if off else sorted(own)[turn]
     items[:] = [i for i in items if id(i) not in places or now[places[id(i)][0]] == places[id(i)][1]]
 
 

@@ -110,8 +110,12 @@ def test_an_overlapping_kernel_touches_no_memory_before_it_waits(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", simt_offline.ARCHES)
-def test_every_kernel(arch: str) -> None:
+@pytest.mark.alternate("arch")
+@pytest.mark.parametrize(
+    ("vendor", "arch"), [("amd" if arch.startswith("gfx") else "nvidia", arch) for arch in simt_offline.ARCHES]
+)
+def test_every_kernel(vendor: str, arch: str) -> None:
+    """One arch of each vendor a week; three kernels of every op are compiled for all arches each time."""
     _require(arch)
     units = simt_host.all_units(arch)
     assert all(unit.spills_allowed == 0 for unit in units)
