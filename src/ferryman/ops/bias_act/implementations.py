@@ -16,7 +16,7 @@ _OWN = (absent("bias"), one_of("activation", "gelu", "gelu_tanh", "silu", "relu"
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.bias_act",
-    Implementation(op="bias_act", name="torch", differentiable="bias_act", differentiable_when=_OWN),
+    Implementation(op="bias_act", name="torch", differentiable="bias_act_with_gradient", differentiable_when=_OWN),
     Implementation(op="bias_act_backward", name="torch"),
     Implementation(op=_OPS, name="triton", batch_invariant=True, replayable=True),
 )

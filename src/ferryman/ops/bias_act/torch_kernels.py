@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -57,6 +59,22 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, alpha: float | Non
     else:
         z = x if _one_pass(x, activation) else x.float()
     return _activated(z, activation, _alpha(activation, alpha)).to(x.dtype).contiguous()
+
+
+_ONE_KERNEL: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "relu": torch.relu,
+}
+
+
+def bias_act_with_gradient(
+    x: Tensor, bias: Tensor | None, activation: str, alpha: float | None, target: Target
+) -> Tensor:
+    """`bias_act` without a bias on an accelerator, as autograd knows it: one kernel of PyTorch's."""
+    kernel, x = _ONE_KERNEL.get(activation), x.contiguous()
+    return _activated(x, activation, _alpha(activation, alpha)) if kernel is None else kernel(x)
 
 
 def _gelu_gradient(d: Tensor, z: Tensor) -> Tensor:

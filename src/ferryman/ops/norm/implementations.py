@@ -161,7 +161,9 @@ _ONE_ROUNDING = Clause(
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.norm",
-    Implementation(op="layer_norm", name="torch", differentiable="layer_norm", differentiable_when=(not_empty("x"),)),
+    Implementation(
+        op="layer_norm", name="torch", differentiable="layer_norm_with_gradient", differentiable_when=(not_empty("x"),)
+    ),
     Implementation(
         op="rms_norm", name="torch", differentiable="rms_norm", differentiable_when=(not_empty("x"), _ONE_ROUNDING)
     ),

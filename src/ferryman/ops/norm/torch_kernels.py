@@ -54,6 +54,15 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return functional.layer_norm(x.float(), x.shape[-1:], *wide, eps).to(x.dtype).contiguous()
 
 
+def layer_norm_with_gradient(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, target: Target
+) -> Tensor:
+    """`layer_norm` of some elements: past what asks about each argument in Python, where all have one dtype."""
+    if (weight is None or weight.dtype is x.dtype) and (bias is None or bias.dtype is x.dtype):
+        return torch.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
+    return layer_norm(x, weight, bias, eps, target)
+
+
 def _rms_gradient(g: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """PyTorch exposes no fused RMS backward below autograd, so it is composed, in float32."""
     h = x.float()

@@ -44,8 +44,15 @@ def added(module: Any, a: Any, b: Any, method: bool = False) -> tuple[Any, Any]:
         if not _fit(a, b):
             total = a + b
             return module(total), total
-        common = torch.promote_types(a.dtype, b.dtype)
-        a, b = torch.broadcast_tensors(a.to(common), b.to(common))
+        if a.dtype is not b.dtype:
+            common = torch.promote_types(a.dtype, b.dtype)
+            a, b = a.to(common), b.to(common)
+        if _covers(a.shape, b.shape):
+            b = b.expand_as(a)  # of the other autograd learns nothing
+        elif _covers(b.shape, a.shape):
+            a = a.expand_as(b)
+        else:
+            a, b = torch.broadcast_tensors(a, b)
     pair: tuple[Any, Any] = known(a, b)
     return pair
 
@@ -101,6 +108,11 @@ def _alike(a: Any, b: Any) -> bool:
         and not torch.compiler.is_dynamo_compiling()
         and not torch._C._is_any_autocast_enabled()
     )
+
+
+def _covers(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether what has the other shape is broadcast to this one."""
+    return len(shape) >= len(other) and all(m in (1, n) for n, m in zip(reversed(shape), reversed(other), strict=False))
 
 
 def _fit(a: Any, b: Any) -> bool:
