@@ -30,6 +30,7 @@ AUTOGRAD_BYTES = "autograd.bytes"  # the threshold of a profile up to which it d
 _quarantined: dict[tuple[str, str, Any, str], str] = {}
 _foreseen: dict[tuple[str, str, Any], tuple[Mapping[str, Any], near.Prediction | None, float]] = {}
 _MOST_FORESEEN = 4096
+_orders: dict[str, tuple[Any, Any, Profile, tuple[str, ...]]] = {}  # of the menu, backends and profile seen last
 _MOST_THREADS = 1024  # of a block, on any device
 _lock = threading.Lock()
 
@@ -145,10 +146,14 @@ def preferred(op: Primitive, profile: Profile) -> list[str]:
 
     A backend that can never serve this vendor is no choice that was fallen back from.
     """
-    backends = registry.backends()
-    lines = [x for x in registry.implementations(op.name) if profile.vendor in backends[x.backend].vendors]
-    order = named(lines, [*profile.preference(op.name), *LAST_RESORTS])
-    return [line.name for line in sorted(order, key=lambda line: (line.backend == "definition", line.composed))]
+    menu, backends = registry.implementations(op.name), registry.backends()
+    known = _orders.get(op.name)
+    if known is None or known[0] is not menu or known[1] is not backends or known[2] is not profile:
+        lines = [x for x in menu if profile.vendor in backends[x.backend].vendors]
+        order = named(lines, [*profile.preference(op.name), *LAST_RESORTS])
+        order = sorted(order, key=lambda line: (line.backend == "definition", line.composed))
+        known = _orders[op.name] = (menu, backends, profile, tuple(line.name for line in order))
+    return list(known[3])
 
 
 def leading(names: Sequence[str], menu: Mapping[str, Implementation], view: View) -> list[str]:
@@ -189,14 +194,19 @@ def _near(
 
 
 def _order(
-    op: Primitive, args: Sequence[Any], profile: Profile, region: str, state: State, differentiated: bool = False
+    op: Primitive,
+    args: Sequence[Any],
+    profile: Profile,
+    region: str,
+    state: State,
+    view: View,
+    differentiated: bool = False,
 ) -> _Order:
     menu = {line.name: line for line in registry.implementations(op.name)}
     allowed = state.allowed(op.name)
     if allowed is not None:
         return _Order(named(tuple(menu.values()), allowed), "request")
     names = preferred(op, profile)
-    view = View.of(op, args, profile)
     own = _differentiated(menu, view) if differentiated else []
     if own:
         return _Order([menu[name] for name in dict.fromkeys([*own, *names])], AUTOGRAD)
@@ -259,15 +269,14 @@ def foreseen(
     return order, "predicted by the cost model", seconds
 
 
-def configuration_of(op: Primitive, args: Sequence[Any], profile: Profile, line: Implementation) -> str:
-    """Which configuration of an implementation was measured fastest in a call's region; "": its own plan.
-
-    A region is wider than a call, and its file may be edited: a name that the implementation does not list for this
-    very call is not taken.
-    """
+def configuration_of(
+    op: Primitive, args: Sequence[Any], profile: Profile, line: Implementation, region: str = ""
+) -> str:
+    """Which configuration of an implementation was measured fastest in a call's region; "": its own plan. A region is
+    wider than a call, and its file may be edited: a name that is not listed for this very call is not taken."""
     if line.configurations is None:
         return ""
-    entry = lockfile.entries(op.name, profile).get(lockfile.region(op, args))
+    entry = lockfile.entries(op.name, profile).get(region or lockfile.region(op, args))
     name = "" if entry is None else entry.configuration_of(line.name)
     try:
         return name if name and name in line.ranked_configurations(args, target_of(profile)) else ""
@@ -305,7 +314,7 @@ def select(
     """
     view = View.of(op, args, profile)
     region = lockfile.region(op, args)
-    order = _order(op, args, profile, region, state, differentiated)
+    order = _order(op, args, profile, region, state, view, differentiated)
     refused: list[tuple[Implementation, tuple[str, ...]]] = []
     passed: list[tuple[Implementation, tuple[str, ...]]] = []
     named_in_full = state.allowed(op.name) or ()
@@ -322,7 +331,7 @@ def select(
                 names = preferred(op, profile)
                 before = names[: names.index(line.name)] if line.name in names else names
                 refused = [(other, reasons) for other, reasons in refused if other.name in before]
-            tuned = configuration_of(op, args, profile, line)
+            tuned = configuration_of(op, args, profile, line, region)
             decision = Decision(line, tuple(refused), order.source, order.seconds, tuned)
             if state.strict and refused:
                 raise StrictModeError(

@@ -7,6 +7,7 @@ The decorated body *is* the meaning. On float64 inputs it is the oracle; on the 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import keyword
 import re
@@ -159,16 +160,16 @@ class Meaning:
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
     added: Mapping[str, Any]
 
-    @property
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(p.name for p in self.parameters)
 
-    @property
+    @functools.cached_property
     def tensors(self) -> tuple[str, ...]:
         """Parameters that are one tensor, or None."""
         return tuple(n for n in self.names if self.types[n] in ("Tensor", "Tensor?"))
 
-    @property
+    @functools.cached_property
     def lists(self) -> tuple[str, ...]:
         """Parameters that are lists, of tensors or numbers."""
         return tuple(n for n in self.names if "[]" in self.types[n])
@@ -192,7 +193,7 @@ class Meaning:
         default = self.added[name]
         return value is default or (type(default) is float and isinstance(value, float | int) and value == default)
 
-    @property
+    @functools.cached_property
     def overwritten(self) -> tuple[tuple[int, int], ...]:
         """(index of an argument, index of the output that is written over it)."""
         return tuple((self.names.index(a), self.outputs.index(o)) for a, o in self.mutates.items())

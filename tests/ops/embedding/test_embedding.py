@@ -67,7 +67,8 @@ from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell
 found = {}
-for name, which in (("embedding", "triton"), ("embedding_backward", "triton"), ("embedding_backward", "triton.few")):
+back = "embedding_backward"
+for name, which in (("embedding", "triton"), (back, "triton.sorted"), (back, "triton.few")):
     op, line = registry.primitive(name), registry.implementation(name, which)
     for case in cases_of(op):
         if case.name in ("two_dims", "outside_int32", "repeated", "exact_outside"):
@@ -85,7 +86,7 @@ def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> N
 def test_few_ids_are_summed_in_one_launch() -> None:
     """Sorting costs the host more than a sum. Of more ids each would be compared with too many."""
     weight = torch.empty(50_257, 768, dtype=torch.bfloat16, device="meta")
-    for count, line in ((1, "triton.few"), (2048, "triton.few"), (2049, "triton")):
+    for count, line in ((1, "triton.few"), (2048, "triton.few"), (2049, "triton.sorted")):
         ids = torch.empty(count, dtype=torch.int64, device="meta")
         grad = torch.empty(count, 768, dtype=torch.bfloat16, device="meta")
         why = ferryman.explain("embedding_backward", grad, ids, weight, None, device="h100")

@@ -25,7 +25,7 @@ IMPLEMENTATIONS = menu(
         replayable=True,
         partial=True,
     ),
-    Implementation(op="embedding_backward", name="triton"),
+    Implementation(op="embedding_backward", name="triton.sorted"),
     Implementation(
         op="embedding", name="cuda", where="simt_kernels", when=_ROWS, batch_invariant=True, replayable=True
     ),
