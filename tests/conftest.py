@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-for _name in [n for n in os.environ if n.startswith("FERRYMAN_")]:
+for _name in [n for n in os.environ if n.startswith("FERRYMAN_") and not n.startswith("FERRYMAN_SELFTEST_")]:
     del os.environ[_name]  # before ferryman is imported: a developer's settings must not change a test
 os.environ["FERRYMAN_LOCKFILE"] = "none"  # nor what was measured on the device here
 

@@ -47,7 +47,8 @@ def at_output(report: graph.GraphReport, gm: fx.GraphModule) -> list[str]:
 def far(got: Any, want: Any) -> float:
     """Largest difference relative to the largest value, over all results."""
     pairs = zip(got, want, strict=True) if isinstance(got, (tuple, list)) else [(got, want)]
-    return max(float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in pairs)
+    each = [(a.double() - b.double()).abs().max() / b.double().abs().max() for a, b in pairs]
+    return float(torch.stack(each).max())  # NaN if any is
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

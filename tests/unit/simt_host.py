@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import filelock
 import pytest
@@ -162,9 +162,11 @@ class EmulatedRuntime:
         with watch:
             return kernel(*inputs, where)
 
-    def compile_collected(self, edit: Callable[[str], str] = str) -> subprocess.Popen[bytes] | None:
+    def compile_collected(
+        self, edit: Callable[[str], str] = str, complaints: IO[str] | int | None = None
+    ) -> subprocess.Popen[bytes] | None:
         """Starts compiling what was collected, edited; None if the library is already there, from a process beside
-        this one, too, which is waited for. `load` follows."""
+        this one, too, which is waited for. `load` follows. complaints: where the compiler's go, else to stderr."""
         families: dict[str, list[simt.Unit]] = {}
         for unit in self.collected.values():
             text, _, line = unit.source.rpartition("\n#line 1 ")
@@ -192,7 +194,7 @@ class EmulatedRuntime:
         command = [*compiler, *_FLAGS, f"-DFERRYMAN_WAVE={self.wave}", str(file), "-o", str(self._path) + ".part"]
         try:
             file.write_text(source)
-            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=complaints or sys.stderr)
         except OSError:
             self._lock.release()
             raise

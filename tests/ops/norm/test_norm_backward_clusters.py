@@ -4,6 +4,7 @@ and every form, in every order of its threads, against float64."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -23,9 +24,11 @@ from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell, prepare
 from tests.bounded import off
 from tests.unit import simt_host as host
+from tests.unit import simt_mutants as mutants
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 HOPPER = simt_offline.target_for("sm_90")
+EDITS = 48
 OPS = ("rms_norm_backward", "add_rms_norm_backward", "layer_norm_backward")
 emulated = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package")
 Args = tuple[Any, ...]
@@ -229,36 +232,23 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
         assert arch != "sm_90" or unit.spills_allowed == 0
 
 
-SENT = "if (lane % EACH < L::CLUSTER) platform::cluster_post"
-MEETING = "        platform::wave_meet();  // all have read\n"
-WAITING = "if (L::EXACT || columns > 0) platform::arrival_wait(arrivals + stage, phase);"
-MUTANTS: dict[str, host.Mutant] = {
-    "none": ("", "", None),
-    "no_meeting_of_the_cluster": (
-        "    platform::cluster_wait();\n    op.run",
-        "    op.run",
-        "before the cluster's first",
-    ),
-    "a_block_forgotten": (SENT, SENT.replace("CLUSTER)", "CLUSTER - 1)"), "deadlock"),
-    "too_many_bytes": ("L::PARTS * L::SUMS * 4", "(L::PARTS + 1) * L::SUMS * 4", "deadlock"),
-    "row_not_waited_for": (WAITING, "", ""),
-    "row_overwritten_while_read": (MEETING, "", ""),
-    "a_row_too_early": ("row + L::STAGES * step, behind", "row + L::STAGES * step - step, behind", ""),
-    "columns_beside": ("partial + (i64)cluster * n + begin", "partial + (i64)cluster * n + begin + 8", ""),
-    "last_cluster_dropped": ("cluster < clusters && column < n", "cluster + 1 < clusters && column < n", ""),
-}
-
-
 @emulated
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_kernel_is_caught(name: str, request: pytest.FixtureRequest) -> None:
-    form = kernels.FORMS["centred"][-1]
+def test_edits_of_the_kernels_are_caught(request: pytest.FixtureRequest) -> None:
+    """In one library: those that change a bit anywhere, with an eps that counts, too."""
     runtime = host.EmulatedRuntime(32, request.config.cache.mkdir("ferryman-simt"))
-    args = _args("layer_norm_backward", 9, 1160, BF16, BF16, BF16)
 
-    def attempt() -> None:
-        _judge("layer_norm_backward", args, _run(runtime, "layer_norm_backward", args, form, _where(form)))
+    def attempt(op: str, form: Form, args: Args) -> tuple[Tensor, ...]:
+        outputs = _run(runtime, op, args, form, _where(form))
+        if runtime._libraries:
+            _judge(op, args, outputs)
+        return outputs
 
+    attempts = []
+    for op, forms in zip(OPS, kernels.FORMS.values(), strict=True):
+        args = _args(op, 9, 1160, BF16, BF16, BF16)
+        attempts += [functools.partial(attempt, op, forms[-1], (*args[:-1], eps)) for eps in (args[-1], 4.0)]
     with host.in_force(runtime):
-        _run(runtime, "layer_norm_backward", args, form, _where(form))  # collects
-        host.assert_caught(runtime, MUTANTS[name], attempt)
+        for one in attempts:
+            one()  # collects
+        records = mutants.Planted(runtime, {"norm_backward.cuh"}, EDITS, 0).fates(attempts)
+    mutants.judge(records, at_least=EDITS // 2)

@@ -18,8 +18,9 @@ IGNORED = -100
 class Example:
     """``rows`` of ``n`` logits, ``pad`` elements apart, ``offset`` elements after the beginning of ``memory``.
 
-    ``hostile``: NaN, infinities and labels out of range (7 rows at least). ``gradients``: for a gradient of the loss
-    of 1 and of ``scale``.
+    ``hostile``: NaN, infinities and labels out of range (7 rows at least). ``shift``: the logits' mean. ``peaks``: each
+    row has one of 128, elsewhere than the row before: its log-sum-exp is 128 in any precision. ``gradients``: for a
+    gradient of the loss of 1 and of ``scale``.
     """
 
     def __init__(
@@ -31,11 +32,17 @@ class Example:
         pad: int = 0,
         smoothing: float = 0.0,
         hostile: bool = False,
+        shift: float = 0.0,
+        peaks: bool = False,
         device: str = "cpu",
     ) -> None:
         drawn = torch.Generator().manual_seed(rows * n + offset + pad)
-        self.memory = (torch.randn(rows * (n + pad) + offset, generator=drawn) * 3).to(dtype)
+        self.memory = torch.randn(rows * (n + pad) + offset, generator=drawn) * 3 + shift
         self.rows, self.n, self.offset, self.pad, self.smoothing = rows, n, offset, pad, smoothing
+        if peaks:
+            places = [row * (n // rows) + row % 8 for row in range(rows)]
+            self.view(self.memory)[range(rows), places] = 128.0
+        self.memory = self.memory.to(dtype)
         x = self.view(self.memory)
         self.labels = torch.randint(0, n, (rows,), generator=drawn)
         self.labels[-1] = n - 1
@@ -85,6 +92,9 @@ EXAMPLES: dict[str, Callable[..., Example]] = {
     "offset": lambda d, where="cpu": Example(3, 4099, d, offset=3, device=where),
     "padded": lambda d, where="cpu": Example(3, 1000, d, pad=1, smoothing=0.1, device=where),
     "hostile": lambda d, where="cpu": Example(7, 5003, d, pad=5, smoothing=0.1, hostile=True, device=where),
+    "peaks": lambda d, where="cpu": Example(16, 4100, d, shift=-20.0, peaks=True, device=where),
+    "mean": lambda d, where="cpu": Example(3, 2000, d, shift=2.0, smoothing=0.1, device=where),
+    "many": lambda d, where="cpu": Example(150, 3, d, device=where),
     "few": lambda d, where="cpu": Example(2, 5, d, offset=1, device=where),
     "single": lambda d, where="cpu": Example(9, 1, d, device=where),
     "hostile_few": lambda d, where="cpu": Example(7, 40, d, offset=1, hostile=True, device=where),

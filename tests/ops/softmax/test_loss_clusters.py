@@ -20,7 +20,9 @@ from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell, prepare
 from tests.ops.softmax.loss_examples import EXAMPLES, IGNORED, Example, close, verify
 from tests.unit import simt_host as host
+from tests.unit import simt_mutants as mutants
 
+EDITS = 48
 WIDEST = 2**18 - 64  # of the menu's condition
 emulated = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package")
 
@@ -41,7 +43,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
 
 
 def _run(runtime: host.EmulatedRuntime, e: Example, form: Form | None) -> tuple[Tensor, ...]:
-    """(loss, lse, memory) after the form's gradient went over the logits, checked; and the other two kernels."""
+    """(loss, lse, memory) after the form's gradient went over the logits; what the other two kernels give. Checked."""
     where, memory = host.target(32), e.memory.clone()
 
     def over(x: Tensor, labels: Tensor, target: Any) -> tuple[Tensor, Tensor]:
@@ -54,10 +56,12 @@ def _run(runtime: host.EmulatedRuntime, e: Example, form: Form | None) -> tuple[
     verify(e, loss, lse)
     assert close(e.view(memory), e.gradients[0], 2e-8)
     assert torch.equal(e.outside(memory), e.outside(e.memory)), "wrote beside its rows"
-    verify(e, *runtime.call(forward, (e.view(e.memory), e.labels), where))
+    alone = runtime.call(forward, (e.view(e.memory), e.labels), where)
+    verify(e, *alone)
     given = (e.scale, e.view(e.memory), e.labels, e.lse.float(), IGNORED, e.smoothing)
-    assert close(runtime.call(kernels.cross_entropy_backward, given, where), e.gradients[1], 2e-7)
-    return loss, lse, memory
+    gradient = runtime.call(kernels.cross_entropy_backward, given, where)
+    assert close(gradient, e.gradients[1], 2e-7)
+    return loss, lse, memory, *alone, gradient
 
 
 @emulated
@@ -133,24 +137,14 @@ def test_every_kernel_compiles_for_hopper_without_spills() -> None:
         assert resources["spill_stores"] == resources["spill_loads"] == 0, (unit.name, resources)
 
 
-EXPECTED, STORED = "platform::arrival_expect(arrival, parts * 16);", "if (lane < CLUSTER) platform::cluster_post"
-MUTANTS: dict[str, host.Mutant] = {
-    "none": ("", "", None),
-    "no_meeting": ("        platform::cluster_wait();\n        if", "        if", "before the cluster's first barrier"),
-    "gate_not_waited_for": ("        platform::arrival_wait(arrival, 0);\n", "", ""),
-    "too_few_bytes": (EXPECTED, EXPECTED.replace("16", "12"), ""),
-    "too_many_bytes": (EXPECTED, EXPECTED.replace("16", "20"), "deadlock"),
-    "a_block_forgotten": (STORED, STORED.replace("CLUSTER)", "CLUSTER - 1)"), "deadlock"),
-    "label_beside": ("store(span.row + in.label, picked);", "store(span.row + in.label + 1, picked);", ""),
-    "lone_elements_dropped": ("has_lone = from_end < span.lone,", "has_lone = from_end + 1 < span.lone,", ""),
-}
-
-
 @emulated
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_kernel_is_caught(name: str, request: pytest.FixtureRequest) -> None:
+def test_edits_of_the_kernel_are_caught(request: pytest.FixtureRequest) -> None:
+    """In one library: those that change a bit anywhere."""
     form = next(f for f in kernels.forms() if f.cluster == 8)
     runtime = _runtime(request.config.cache.mkdir("ferryman-simt"))
     runtime.collected = {name: u for name, u in runtime.collected.items() if "bf16" in name or "count" in name}
+    examples = [make(torch.bfloat16) for make in EXAMPLES.values()]
     with host.in_force(runtime):
-        host.assert_caught(runtime, MUTANTS[name], lambda: _run(runtime, Example(4, 257, torch.bfloat16), form))
+        planted = mutants.Planted(runtime, {"loss.cuh"}, EDITS, 0)
+        records = planted.fates([lambda e=e: _run(runtime, e, form) for e in examples if form.fits(e.n, 2, True)])
+    mutants.judge(records, at_least=EDITS // 2)

@@ -29,6 +29,9 @@ def _cases(**extra: object) -> Sequence[Case]:
         spec = TensorSpec((6, 200), layout=layout)
         up = TensorSpec((6, 200), layout="rows" if layout == "last" else "contiguous")
         cases.append(Case(f"layout_{layout}", {"gate": spec, "up": up, **extra}))
+    # rows that share memory, each beginning where no vector may be loaded
+    gate, up = (TensorSpec((2, 2, 64), layout=f"strided:{strides}") for strides in ("128,32,1+1", "152,72,1+3"))
+    cases.append(Case("layout_shared", {"gate": gate, "up": up, **extra}))
     for fill in ("offset", "constant", "tiny", "moderate", "nonfinite", "zeros"):
         spec = TensorSpec((5, 384), fill=fill)
         cases.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))

@@ -71,10 +71,12 @@ class Token:
 
 @dataclass(frozen=True)
 class Region:
-    """Tokens that are replaced together: an expression, or a whole statement with its semicolon."""
+    """Tokens that are replaced together: an expression, or a whole statement with its semicolon. condition: of an
+    `if`."""
 
     tokens: tuple[Token, ...]
     statement: bool
+    condition: bool = False
 
     @property
     def start(self) -> int:
@@ -114,13 +116,13 @@ def _until(stream: Sequence[Token], at: int, mark: str) -> int | None:
 def regions(text: str) -> Iterator[Region]:
     """Every region of a source, in order; a statement's own tokens are in no other region."""
     stream = tokens(text)
-    i = 0
+    i, body_at = 0, -1  # where the statement of an `if` or a loop begins
     while i < len(stream):
         token, before = stream[i], stream[i - 1].text if i else ";"
         if token.text in ("if", "while") and i + 1 < len(stream) and stream[i + 1].text == "(":
             end = _closing(stream, i + 1)
-            yield Region(tuple(stream[i + 2 : end]), False)
-            i = end + 1
+            yield Region(tuple(stream[i + 2 : end]), False, token.text == "if")
+            i = body_at = end + 1
             continue
         if token.text in ("if", "for") and i + 2 < len(stream):
             opened = i + 1 if stream[i + 1].text == "(" else i + 2
@@ -128,11 +130,14 @@ def regions(text: str) -> Iterator[Region]:
             if token.text == "for":
                 first = _until(stream, opened + 1, ";")
                 second = None if first is None else _until(stream, first + 1, ";")
+                begun = None if first is None else _until(stream[: first + 1], opened + 1, "=")
+                if first is not None and begun is not None and _until(stream[: first + 1], begun, ",") is None:
+                    yield Region(tuple(stream[begun + 1 : first]), False)
                 if first is not None and second is not None and second > first + 1:
                     yield Region(tuple(stream[first + 1 : second]), False)
-            i = end + 1
+            i = body_at = end + 1
             continue
-        begins = before in (";", "{", "}", "else") or (before == ")" and token.kind == "name")
+        begins = before in (";", "{", "}", "else") or i == body_at
         if not begins or token.text in _NOT_CODE or token.kind != "name":
             i += 1
             continue
@@ -150,20 +155,30 @@ def _statement(stream: list[Token]) -> Iterator[Region]:
     if texts[0] == "return" and len(stream) > 2:
         yield Region(tuple(stream[1:-1]), False)
         return
-    if "constexpr" in texts or "static" in texts or "__shared__" in texts:
-        return
+    if "constexpr" in texts or "static" in texts or "__shared__" in texts or (texts[0].isupper() and texts[1] == "("):
+        return  # a macro's call may be a declaration
     equal = _until(stream, 0, "=")
     declares = stream[0].text in ("const", "auto", "typename", "float", "int", "bool", "u32", "i64", "unsigned") or (
         len(stream) > 1 and stream[1].kind == "name"
     )
     if equal is not None and equal >= 2 and not declares:  # T *out = .., Pack<T> x = ..: `a * b = ..` is no expression
-        declares = stream[equal - 1].kind == "name" and stream[equal - 2].text in ("*", "&", ">")
+        declares = stream[equal - 1].kind == "name" and stream[equal - 2].text in ("*", "&", ">", "const")
         declares = declares and stream[0].kind == "name"
+    if texts[1] == "<" and ">" in texts:  # Sum<T> sum(..)
+        declares = declares or stream[texts.index(">") + 1].kind == "name"
     if declares:
         if equal is not None and _until(stream, equal + 1, ",") is None and texts[equal + 1] not in ("{", "["):
             yield Region(tuple(stream[equal + 1 : -1]), False)
     elif any(t in ("(", "=", "+=", "-=", "*=", "^=", "|=", "&=") for t in texts):
         yield Region(tuple(stream), True)
+
+
+def _templated(stream: Sequence[Token], at: int) -> int | None:
+    """The index behind template arguments that begin at ``at`` and that a call follows: `f<T>(x)`."""
+    if stream[at].text != "<" or not at or stream[at].start != stream[at - 1].end:
+        return None
+    stop = next((i for i in range(at, len(stream) - 1) if stream[i].text == ">"), None)
+    return None if stop is None or stream[stop + 1].text != "(" else stop + 1
 
 
 def _primary(stream: Sequence[Token], at: int) -> int | None:
@@ -172,8 +187,11 @@ def _primary(stream: Sequence[Token], at: int) -> int | None:
         return None
     i = _closing(stream, at) + 1 if stream[at].text == "(" else at + 1
     while i < len(stream):
+        templated = _templated(stream, i)
         if stream[i].text in "([" and stream[i].text:
             i = _closing(stream, i) + 1
+        elif templated is not None:
+            i = templated
         elif stream[i].text in (".", "->", "::") and i + 1 < len(stream):
             i += 2
         else:
@@ -200,7 +218,8 @@ def _changes(region: Region, text: str) -> Iterator[tuple[str, int, int, str]]:
             yield "factor left out", token.start, stream[after - 1].end, ""
         if token.text in ("&&", "||"):
             yield "mask in part", token.start, token.end, "||" if token.text == "&&" else "&&"
-        if token.kind == "number" and spaced and not token.text.lower().startswith("0x"):
+        alone = text[token.start - 1] == " " and text[token.end : token.end + 1] in (" ", "\n", ")", ",", ";")
+        if token.kind == "number" and alone and not token.text.lower().startswith("0x"):
             digits = token.text.rstrip("fFuUlL")
             tail, real = token.text[len(digits) :], any(c in digits for c in ".e")
             value = float(digits) * 2 or 1.0
@@ -215,6 +234,7 @@ def _changes(region: Region, text: str) -> Iterator[tuple[str, int, int, str]]:
                 new = f"{whole} = ferryman_narrow({whole} + ({value_text}));"
                 yield "accumulator narrowed", region.start, region.end, new
                 yield "sign", token.start, token.end, "-="
+    yield from _branches(region)
     strides = sorted({t.text for t in stream if t.text.endswith("stride")})
     for token in stream:
         if len(strides) > 1 and token.text in strides:
@@ -223,6 +243,26 @@ def _changes(region: Region, text: str) -> Iterator[tuple[str, int, int, str]]:
     if region.statement:
         named = any(w in t.text for t in stream for w in _WAITS)
         yield "wait removed" if named else "statement left out", region.start, region.end, ";"
+
+
+def _branches(region: Region) -> Iterator[tuple[str, int, int, str]]:
+    """A condition, of an `if` or before a `?`, that always or never holds."""
+    stream, ends = region.tokens, []
+    if region.condition:
+        ends.append((region.start, region.end))
+    for i, token in enumerate(stream):
+        if token.text == "?":
+            first, depth = i, 0
+            while first:
+                before = stream[first - 1].text
+                depth += (before in _CLOSE) - (before in _OPEN)
+                if depth < 0 or (depth == 0 and before in ("=", ",", ":", "?", "+=", "-=", "*=")):
+                    break
+                first -= 1
+            ends.append((stream[first].start, stream[i - 1].end))
+    for start, end in ends:
+        yield "branch turned", start, end, "true"
+        yield "branch turned", start, end, "false"
 
 
 def _called(stream: Sequence[Token], i: int, text: str) -> Iterator[tuple[str, int, int, str]]:

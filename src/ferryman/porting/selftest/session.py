@@ -7,11 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ferryman.backends.simt import Unit
 from ferryman.errors import CompileError
-from ferryman.ops.primitive import Case
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import Prepared
 from ferryman.porting.mutate import units
@@ -189,19 +186,3 @@ def not_run(mutant: Mutant, reason: str, runs: int = 0) -> Record:
 def _first(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else "no message"
-
-
-def judged_alone(
-    mutant: Mutant, right: Callable[..., Any], cells: Cells, case: Case, dtype: torch.dtype
-) -> Record | None:
-    """The record of one cell: caught, missed there, or not run; None where the bits are the right kernel's."""
-    prepared = cells.prepared(case, dtype)
-    kernel = mutant.make()
-    mine = call(cells.primitive, kernel, prepared.args, cells.setting, cells.target)
-    if mine is not None and same_bits(mine, call(cells.primitive, right, prepared.args, cells.setting, cells.target)):
-        return None
-    record, seen = new_record(mutant), look(kernel, mutant.line, prepared, cells.setting)
-    if seen.gates == (RAISED,):
-        return not_run(mutant, str(seen.cell.reason), 1)
-    _count(record, seen, prepared, aligned(prepared.primitive, case))
-    return record
