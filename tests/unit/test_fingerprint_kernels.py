@@ -16,6 +16,7 @@ import pytest
 from ferryman.backends import simt_offline
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting.fingerprint import simt_kernels
+from tests.interpreter import Interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -137,7 +138,7 @@ def test_an_unknown_op_is_refused() -> None:
 
 
 WORKER = """
-import json, sys, torch
+import json, torch
 from ferryman.porting.fingerprint import triton_kernels as tk
 from ferryman.porting.fingerprint.elementwise import torch_apply
 cpu = torch.device("cpu")
@@ -161,11 +162,11 @@ for op in ("exp", "exp2", "log", "rsqrt", "sqrt", "div", "add", "mul", "contract
 got, exact = tk.elementwise(cpu, "fma", x, y, z, torch.float32).double(), x.double() * y.double() + z.double()
 if not ((got - exact).abs() <= 2.0**-24 * (exact + x.double() * y.double())).all():  # in one rounding, or in two
     wrong.append("fma")
-json.dump(wrong, sys.stdout)
+print(json.dumps(wrong))
 """
 
 
 @needs_triton
-def test_triton_kernels_compute_what_they_say() -> None:
+def test_triton_kernels_compute_what_they_say(interpreter: Interpreter) -> None:
     """In the interpreter: their indices and their names. It says nothing about a device, and is not asked to."""
-    assert json.loads(_worker(WORKER, TRITON_INTERPRET="1")) == []
+    assert interpreter.run(WORKER) == []

@@ -5,19 +5,14 @@ A process either interprets Triton or compiles it, so workers run them.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.interpreter import Interpreter
 from tests.unit.triton_rowops_worker import FAMILIES
 
 pytestmark = pytest.mark.timeout(500)
-WORKER = Path(__file__).with_name("triton_rowops_worker.py")
 PAIRS = [  # every layout is tried in float16, so that is the quick one
     pytest.param(family, dtype, marks=[] if dtype == "float16" else [pytest.mark.slow])
     for family in FAMILIES
@@ -26,19 +21,18 @@ PAIRS = [  # every layout is tried in float16, so that is the quick one
 ]
 
 
-def run_worker(*arguments: str) -> dict[str, Any]:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, str(WORKER), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout)
+def interpreted(interpreter: Interpreter, call: str) -> dict[str, Any]:
+    program = f"import json; from tests.unit import triton_rowops_worker as worker; print(json.dumps(worker.{call}))"
+    result: dict[str, Any] = interpreter.run(program, timeout=500)
     return result
 
 
 @pytest.mark.alternate("dtype")
 @pytest.mark.parametrize(("family", "dtype"), PAIRS)
-def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(family: str, dtype: str) -> None:
-    report = run_worker(family, dtype)
+def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(
+    family: str, dtype: str, interpreter: Interpreter
+) -> None:
+    report = interpreted(interpreter, f"work({family!r}, {dtype!r})")
     errors = report["errors"]
     assert {name.split(" ")[0] for name in errors} == set(FAMILIES[family])
     assert {n: e for n, e in errors.items() if e != "n/a" and not e <= 1.0} == {}
@@ -49,12 +43,12 @@ def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(family: s
     assert {n: report[n] for n in ("unequal_runs", "changed_inputs", "aliases") if report[n]} == {}
 
 
-def test_interpreted_bfloat16_linear_refuses() -> None:
-    assert "multiplies bfloat16 as raw integers" in run_worker("refusal")["refused"]
+def test_interpreted_bfloat16_linear_refuses(interpreter: Interpreter) -> None:
+    assert "multiplies bfloat16 as raw integers" in interpreted(interpreter, "refusal()")["refused"]
 
 
-def test_portable_functions_keep_relative_accuracy() -> None:
-    ulp = run_worker("lang")
+def test_portable_functions_keep_relative_accuracy(interpreter: Interpreter) -> None:
+    ulp = interpreted(interpreter, "lang()")
     assert set(ulp) == {"exp", "sigmoid", "one_minus_sigmoid", "tanh", "cumulative", "density"}
     # exp is numpy's here (2.3 ulp); the interpreter's fma rounds twice, which the tails of the normal feel: x^2/2 <= 50
     limits = {"exp": 2.5, "sigmoid": 4.0, "one_minus_sigmoid": 4.0, "tanh": 3.0, "cumulative": 60.0, "density": 60.0}

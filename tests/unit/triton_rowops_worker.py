@@ -1,4 +1,4 @@
-"""What tests/unit/test_triton_rowops.py runs in a worker process, under Triton's interpreter; prints one JSON document.
+"""What tests/unit/test_triton_rowops.py runs in the session's process that interprets Triton.
 
 The oracle is the definition in float64 on the same quantised inputs, the tolerance the definition's own bound.
 """
@@ -6,9 +6,6 @@ The oracle is the definition in float64 on the same quantised inputs, the tolera
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import json
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -310,8 +307,8 @@ def launchers(family: str, op: str, args: tuple[Any, ...]) -> Iterator[tuple[str
             yield f", {line.name} {name}", lambda *given, launch=launch, tile=tile: launch(*given[:-1], tile)
 
 
-def work(family: str, dtype: torch.dtype) -> dict[str, Any]:
-    definition = importlib.import_module(f"ferryman.ops.{family}.definition")
+def work(family: str, name_of_dtype: str) -> dict[str, Any]:
+    dtype = getattr(torch, name_of_dtype)
     report: dict[str, Any] = {"errors": {}, "repeated": 0, "unequal_runs": [], "changed_inputs": [], "aliases": []}
     calls = CALLS[family](Inputs(dtype))
     for op, case, args, (line, launch) in ((o, c, a, one) for o, c, a in calls for one in launchers(family, o, a)):
@@ -320,8 +317,7 @@ def work(family: str, dtype: torch.dtype) -> dict[str, Any]:
         target = LARGE if case == "split sums" else CPU
         first = as_tuple(launch(*args, target))
         label = f"{op} {name}"
-        face = getattr(definition, "cross_entropy_with_lse" if op == "cross_entropy" else op)
-        report["errors"][label] = worst_ratio(first, args, face.primitive, dtype)
+        report["errors"][label] = worst_ratio(first, args, registry.primitive(op), dtype)
         if any(case.startswith(part) for part in REPEATED):
             report["repeated"] += 1
             again = [as_tuple(launch(*args, target)) for _ in range(2)]
@@ -402,14 +398,3 @@ def refusal() -> dict[str, str]:
     except Unsupported as error:
         return {"refused": str(error)}
     return {"refused": "not refused"}
-
-
-if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["lang"]:
-            result: dict[str, Any] = lang()
-        case ["refusal"]:
-            result = refusal()
-        case [family, dtype]:
-            result = work(family, getattr(torch, dtype))
-    sys.stdout.write(json.dumps(result))

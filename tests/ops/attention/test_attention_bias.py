@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ferryman.dispatch import registry
+from tests.interpreter import Interpreter
 
 OP = registry.primitive("attention")
 BACKWARD = registry.primitive("attention_backward")
@@ -60,12 +56,9 @@ def _judge() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_is_right_however_the_mask_is_broadcast() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(Path(__file__).resolve())]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    verdicts = json.loads(done.stdout)
+def test_it_is_right_however_the_mask_is_broadcast(interpreter: Interpreter) -> None:
+    program = f"import json; from {__name__} import _judge; print(json.dumps(_judge()))"
+    verdicts = interpreter.run(program, timeout=800)
     assert list(verdicts) == list(MASKS) and set(verdicts.values()) == {"SIMULATED"}, verdicts
 
 
@@ -77,7 +70,3 @@ def test_it_is_right_on_a_device(name: str, dtype: torch.dtype) -> None:
 
     given = {n: x.cuda() if isinstance(x, Tensor) else x for n, x in _arguments(name, dtype).items()}
     assert_parity("attention_backward", LINE, given)
-
-
-if __name__ == "__main__":
-    json.dump(_judge(), sys.stdout)

@@ -3,11 +3,7 @@ choice follow from metadata alone."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ import ferryman
 from ferryman import ops
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry, select
+from tests.interpreter import Interpreter
 
 OP = registry.primitive("attention")
 TILED, DECODE = "triton.masked", "triton.masked_decode"
@@ -176,16 +173,24 @@ def _unseen() -> dict[str, bool]:
 def _listed() -> dict[str, bool]:
     """The lists are those that a loop over the definition's visible keys finds, in order."""
     from ferryman.ops.attention import masked_kernels
-    from ferryman.ops.attention.scores import visible_in
 
-    correct, kept = {}, {}
+    kept: dict[str, Any] = {}
     lists_of = masked_kernels._lists
 
     def keeping(*args: Any) -> Any:
         kept["lists"] = lists_of(*args)
         return kept["lists"]
 
-    masked_kernels._lists = keeping  # type: ignore[assignment]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masked_kernels, "_lists", keeping)
+        return _compared(kept)
+
+
+def _compared(kept: dict[str, Any]) -> dict[str, bool]:
+    from ferryman.ops.attention import masked_kernels
+    from ferryman.ops.attention.scores import visible_in
+
+    correct = {}
     target = select.target_of(profile("cpu"))
     for name in (name for name in MASKS if not name.startswith("decode")):
         given = _arguments(name, torch.float32)
@@ -225,36 +230,32 @@ def _listed() -> dict[str, bool]:
     return correct
 
 
-def _worker(what: str) -> Any:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(Path(__file__).resolve()), what]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+def _interpreted(interpreter: Interpreter, call: str) -> Any:
+    return interpreter.run(f"import json; import {__name__} as mine; print(json.dumps(mine.{call}))", timeout=280)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(4))
-def test_any_mask_is_right(first: int) -> None:
-    verdicts = _worker(f"judge {first}")
+def test_any_mask_is_right(first: int, interpreter: Interpreter) -> None:
+    verdicts = _interpreted(interpreter, f"_judge({first})")
     assert len(verdicts) == sum(len(_lines(name)) for name in list(MASKS)[first::4])
     assert set(verdicts.values()) == {"SIMULATED"}, verdicts
 
 
 @pytest.mark.slow
-def test_the_ops_cases_are_right_with_devices_tiles() -> None:
-    verdicts = _worker("tiles")
+def test_the_ops_cases_are_right_with_devices_tiles(interpreter: Interpreter) -> None:
+    verdicts = _interpreted(interpreter, "_tiles()")
     assert len(verdicts) == 12 and set(verdicts.values()) == {"SIMULATED"}, verdicts
 
 
 @pytest.mark.slow
-def test_blocks_that_nobody_sees_are_not_visited() -> None:
-    assert _worker("unseen") == {TILED: True, DECODE: True}
+def test_blocks_that_nobody_sees_are_not_visited(interpreter: Interpreter) -> None:
+    assert _interpreted(interpreter, "_unseen()") == {TILED: True, DECODE: True}
 
 
 @pytest.mark.slow
-def test_lists_are_what_the_definition_leaves() -> None:
-    correct = _worker("listed")
+def test_lists_are_what_the_definition_leaves(interpreter: Interpreter) -> None:
+    correct = _interpreted(interpreter, "_listed()")
     assert len(correct) >= 15 and all(correct.values()), correct
 
 
@@ -303,12 +304,6 @@ def test_kernels_of_calls_without_a_mask_are_untouched() -> None:
     source = Path(ops.__file__).parent / "attention"
     for name in ("forward_kernels", "triton_kernels", "tile_kernels", "hopper_kernels"):
         assert "masked_kernels" not in (source / f"{name}.py").read_text(encoding="utf-8")
-
-
-if __name__ == "__main__":
-    what, *given = sys.argv[1].split()
-    worker = {"judge": _judge, "tiles": _tiles, "unseen": _unseen, "listed": _listed}[what]
-    json.dump(worker(*map(int, given)), sys.stdout)
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
