@@ -25,6 +25,7 @@ from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.rope import triton_kernels as rope_triton
 from ferryman.porting import aot
 from ferryman.porting.aot import groups
+from tests.compiled import compile_unit
 
 WORKER = Path(__file__).with_name("artefacts_worker.py")
 
@@ -283,7 +284,7 @@ class Runtime(launcher.LoadedUnits):
 
     def build(self, unit: Unit, arch: str) -> bytes:
         self.built.append(unit.name)
-        return simt_offline.compile_unit(unit, arch).image
+        return compile_unit(unit, arch).image
 
     def open(self, image: bytes, unit: Unit) -> Any:
         return image
@@ -350,7 +351,7 @@ def test_a_simt_unit_is_taken_from_the_folder_without_its_toolchain(
 @pytest.mark.parametrize("arch", simt_offline.ARCHES)
 def test_code_objects_are_whole_and_for_their_arch(arch: str) -> None:
     unit = rope.units(simt_offline.target_for(arch))[0]
-    image = simt_offline.compile_unit(unit, arch).image
+    image = compile_unit(unit, arch).image
     code_objects.check(image, arch)
     assert code_objects.arch_of(image) == arch
     assert 500 < code_objects.code_bytes(image) < len(image)

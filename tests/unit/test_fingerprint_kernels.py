@@ -16,6 +16,7 @@ import pytest
 from ferryman.backends import simt_offline
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting.fingerprint import simt_kernels
+from tests.compiled import compile_unit
 from tests.interpreter import Interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +121,7 @@ def test_elementwise_functions_compile(arch: str) -> None:
 def test_the_simt_kernel_compiles(arch: str) -> None:
     unit = simt_kernels.probe_unit()
     try:
-        found = simt_offline.compile_unit(unit, arch)
+        found = compile_unit(unit, arch)
     except BackendUnavailable as error:
         pytest.skip(str(error))
     assert found.resources["registers"] <= 32 and not found.resources.get("scratch")

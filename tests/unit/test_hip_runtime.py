@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from ferryman.backends import hip, simt_offline
+from ferryman.backends import hip
 from ferryman.backends.simt import Unit, resources
 from ferryman.errors import BackendUnavailable, CompileError
+from tests.compiled import compile_unit
 from tests.unit import hip_launches, simt_host
 
 
@@ -38,7 +39,7 @@ def test_every_familys_arguments_lie_where_its_kernels_read_them(monkeypatch: py
         by_stem.setdefault((unit.name.rsplit("_", 5)[0], len(args)), (unit, args))
     launched = {unit.name: args for unit, args in by_stem.values()}
     for joined, names in simt_host.joined([unit for unit, _ in by_stem.values()]):
-        kernels = resources.kernels(simt_offline.compile_unit(joined, arch).image)
+        kernels = resources.kernels(compile_unit(joined, arch).image)
         assert sorted(kernel[".name"] for kernel in kernels) == sorted(names)
         for kernel in kernels:
             hip_launches.check_packing(kernel, launched[kernel[".name"]])

@@ -10,6 +10,7 @@ import pytest
 from ferryman.backends import cuda, simt_offline
 from ferryman.errors import BackendUnavailable
 from ferryman.ops.matmul.hopper_kernels import Wide, choose, forms, units
+from tests.compiled import compile_unit
 
 ROWS = (1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 127, 128, 129, 200, 256, 300, 512, 1000, 1024, 4096, 8192, 100_000)
 WIDTHS = (8, 64, 520, 1024, 2048, 3072, 4096, 4104, 5120, 6144, 10_240, 11_008, 14_336, 17_408, 28_672, 128_256)
@@ -45,7 +46,7 @@ def test_every_form_fits_and_compiles_for_hopper_alone() -> None:
     for form in forms():
         assert form.shared <= 232_448 and form.threads <= 1024
     for unit in hopper_units:
-        artefact = simt_offline.compile_unit(unit, "sm_90")
+        artefact = compile_unit(unit, "sm_90")
         resources = artefact.resources
         assert resources["spill_stores"] == resources["spill_loads"] == 0, unit.name
         limit = 65_536 // (384 if re.match(r"linear_wide_b?f16_128", unit.name) else 256)

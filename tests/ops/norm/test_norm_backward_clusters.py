@@ -23,6 +23,7 @@ from ferryman.ops.norm.simt_backward_kernels import Form
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell, prepare
 from tests.bounded import off
+from tests.compiled import compile_unit
 from tests.unit import simt_host as host
 from tests.unit import simt_mutants as mutants
 
@@ -227,7 +228,7 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
     )
     target = dataclasses.replace(simt_offline.target_for(arch), shared_memory=WIDE_SHARED_MEMORY)
     for unit, names in host.joined(kernels.units(target)):
-        resources = simt_offline.compile_unit(unit, arch).resources
+        resources = compile_unit(unit, arch).resources
         assert max(resources["spill_stores"], resources["spill_loads"]) <= unit.spills_allowed, (names, resources)
         assert arch != "sm_90" or unit.spills_allowed == 0
 

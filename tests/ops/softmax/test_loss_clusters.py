@@ -18,6 +18,7 @@ from ferryman.ops.softmax import simt_loss_kernels as kernels
 from ferryman.ops.softmax.simt_loss_kernels import Form
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell, prepare
+from tests.compiled import compile_unit
 from tests.ops.softmax.loss_examples import EXAMPLES, IGNORED, Example, close, verify
 from tests.unit import simt_host as host
 from tests.unit import simt_mutants as mutants
@@ -133,7 +134,7 @@ def test_every_kernel_compiles_for_hopper_without_spills() -> None:
         kernels.units(simt_offline.target_for("sm_80")) == [] and kernels.units(simt_offline.target_for("gfx942")) == []
     )
     for unit in kernels.units(simt_offline.target_for("sm_90")):
-        resources = simt_offline.compile_unit(unit, "sm_90").resources
+        resources = compile_unit(unit, "sm_90").resources
         assert resources["spill_stores"] == resources["spill_loads"] == 0, (unit.name, resources)
 
 

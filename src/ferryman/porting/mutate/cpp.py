@@ -290,7 +290,7 @@ def _called(stream: Sequence[Token], i: int, text: str) -> Iterator[tuple[str, i
 def functions(text: str) -> list[tuple[int, str]]:
     """(place, name) of every function's definition."""
     matches = re.finditer(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{", text)
-    return [(m.start(), m[1]) for m in matches if m[1] not in ("if", "for", "while", "switch", "constexpr")]
+    return [(m.start(), m[1]) for m in matches if m[1] not in ("if", "for", "while", "switch", "constexpr", "defined")]
 
 
 def edits(text: str, file: str) -> list[Edit]:
