@@ -51,7 +51,8 @@ class Candidate:
     the expression holds for results only; it is proven without gradients, and serves where none is needed.
     added, added_op: an expression over ``addend`` too, which gives (the module's result of x + addend, that sum),
     and the op that it calls; "" where no op takes an addition before it. gate: it reads a second input ``gate`` of
-    x's shape, too.
+    x's shape, too. axis: 1 where the width is that of channels, before their places: it serves x of three dimensions
+    and more.
     """
 
     op: str
@@ -63,6 +64,12 @@ class Candidate:
     added: str = ""
     added_op: str = ""
     gate: bool = False
+    axis: int = -1
+
+    @property
+    def kind(self) -> tuple[bool, int]:
+        """What it takes: candidates of one kind are proven with the same inputs."""
+        return bool(self.rows), self.axis
 
 
 @dataclass(frozen=True)

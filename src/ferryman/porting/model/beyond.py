@@ -42,13 +42,21 @@ def ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
     yield torch.empty(2, 0, dtype=torch.int64)
 
 
-def inputs_of(width: int) -> Iterator[Tensor]:
+def laid(x: Tensor, candidate: Candidate) -> Tensor:
+    """x with its last dimension where a candidate has its width."""
+    return x if candidate.axis == -1 else x.movedim(-1, candidate.axis).contiguous()
+
+
+def inputs_of(width: int, axis: int = -1) -> Iterator[Tensor]:
+    """The width stands last; `laid` moves it. A single channel of a single sample and place has no variance, which
+    PyTorch refuses: with an axis there are two places."""
     for shape, seed in (((4, width), 0), ((2, 3, width), 1)):
         for name, x in drawn(*shape, seed=seed):
             if seed == 0 or name == "normal":
                 yield x
     generator = torch.Generator().manual_seed(3)
-    yield torch.randn(1, width, generator=generator, dtype=torch.float64)
+    single = (1, width) if axis == -1 else (1, 2, width)
+    yield torch.randn(single, generator=generator, dtype=torch.float64)
     # one magnitude a row, from 2^-30 to 2^30: a clamp, or an eps in another place, shows somewhere
     sweep = torch.exp2(torch.arange(-30.0, 31.0, 4.0, dtype=torch.float64)).unsqueeze(-1)
     yield torch.randn(len(sweep), width, generator=generator, dtype=torch.float64) * sweep
@@ -95,7 +103,14 @@ class Beyond:
         return (x, *(g.to(x.dtype) for g in more), *(self.tensors if tensors is None else tensors))
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+        """Of a shape whose last size is the width."""
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+        return laid(x, self.candidate)
+
+    def apart(self, what: str, actual: Sequence[Tensor], wanted: Sequence[Tensor], limit: float) -> None:
+        """`distance`, in units of what stands along the width."""
+        ours, theirs = ([y.movedim(self.candidate.axis, -1) for y in side] for side in (actual, wanted))
+        distance(what, ours, theirs, limit)
 
 
 @torch.no_grad()
@@ -108,11 +123,13 @@ def shown(beyond: Beyond, dims: Sequence[int]) -> list[str]:
         return [*tests, *_autocast(beyond, dims)]
 
 
-def dimensions(original: Run, given: Callable[[Tensor], tuple[Any, ...]], width: int) -> list[int]:
-    """How many dimensions an input may have for a module to give a result of as many."""
+def dimensions(
+    original: Run, given: Callable[[Tensor], tuple[Any, ...]], width: int, candidate: Candidate
+) -> list[int]:
+    """How many dimensions an input may have for a module to give a result of as many; channels have places, too."""
     taken = []
-    for count in range(1, 6):
-        x = torch.randn((*(2, 3, 2, 2)[: count - 1], width), dtype=torch.float64)
+    for count in range(1 if candidate.axis == -1 else candidate.axis + 2, 6):
+        x = laid(torch.randn((*(2, 3, 2, 2)[: count - 1], width), dtype=torch.float64), candidate)
         try:
             with Widened(torch.float64), torch.no_grad(), plain_kernels():
                 outputs = flat(original(*given(x)))
@@ -124,7 +141,7 @@ def dimensions(original: Run, given: Callable[[Tensor], tuple[Any, ...]], width:
 
 
 def _compare(beyond: Beyond, given: tuple[Any, ...], what: str) -> None:
-    distance(f"of {what}: result", beyond.actual(*given), beyond.wanted(*given), LIMIT)
+    beyond.apart(f"of {what}: result", beyond.actual(*given), beyond.wanted(*given), LIMIT)
 
 
 def _leading(dims: Sequence[int], *sizes: int) -> tuple[int, ...]:
@@ -141,9 +158,10 @@ def _sizes(beyond: Beyond, dims: Sequence[int]) -> None:
         _compare(beyond, beyond.given(x, [t * number for t in beyond.tensors]), f"tensors of {number:g}")
     for power in (-40, 40):
         _compare(beyond, beyond.given(x, [t * 2.0**power for t in beyond.tensors]), f"tensors of 2^{power}")
+    first = (*(0,) * (x.dim() - 1), 1)
     for value in (float("nan"), float("inf"), -float("inf")):
         odd = x.clone()
-        odd.reshape(-1, beyond.width)[0, 1] = value
+        odd.movedim(beyond.candidate.axis, -1)[first] = value
         _compare(beyond, beyond.given(odd), f"{value}")
 
 
@@ -168,7 +186,7 @@ def _lengths(beyond: Beyond, dims: Sequence[int]) -> list[str]:
         for shape in {_leading(dims, length, 1), _leading(dims, 1, length)}:
             given = beyond.given(beyond.normal(*shape, beyond.width, dtype=torch.float32), low)
             wanted = flat(beyond.original(*given))
-            distance(f"of {length} rows: result", beyond.actual(*given), wanted, _CLOSE)
+            beyond.apart(f"of {length} rows: result", beyond.actual(*given), wanted, _CLOSE)
     return tests
 
 
@@ -181,7 +199,7 @@ def _narrow(beyond: Beyond, dims: Sequence[int]) -> None:
             given = beyond.given((x * size).to(dtype), low)
             allowed = _NARROW if dtype is torch.float16 and size < 1 else limit
             actual, wanted = beyond.actual(*given), flat(beyond.original(*given))
-            distance(f"in {dtype}: result", actual, wanted, allowed)
+            beyond.apart(f"in {dtype}: result", actual, wanted, allowed)
             if size == 1.0 and dtype in _LEANING:
                 _leaning(dtype, actual, wanted)
 
@@ -204,7 +222,7 @@ def _autocast(beyond: Beyond, dims: Sequence[int]) -> list[str]:
     try:
         with torch.autocast("cpu", torch.bfloat16):
             pair = flat(beyond.of(real, *given)), flat(beyond.original(*given))
-        distance("under autocast: result", *pair, _APART[torch.bfloat16])
+        beyond.apart("under autocast: result", *pair, _APART[torch.bfloat16])
     except (Disagreement, RuntimeError, TypeError):
         return ["not torch.is_autocast_enabled(x.device.type)"]
     return []

@@ -154,15 +154,16 @@ def _shown(
     numbers = frozenset(trace.numbers | own_numbers(module))
     twin = narrowed(module, leaf, numbers)
     names = (*leaf.vectors, *leaf.matrices, *leaf.scalars, *(n for n in leaf.rows if n not in leaf.matrices))
-    # of what takes numbers of rows, and of what takes the rows themselves
-    kinds = {bool(c.rows): c for c in reversed(candidates)}
-    dims = {rows: dimensions(followed, twin, names, c) for rows, c in kinds.items()}
+    # of what takes numbers of rows, the rows themselves, and channels before their places
+    dims = {kind: dimensions(followed, twin, names, c) for kind, c in {c.kind: c for c in candidates[::-1]}.items()}
+    # a row may be channels of one place: an op of rows would serve those calls alone
+    candidates = sorted((c for c in candidates if dims[c.kind]), key=lambda c: c.axis == -1)
     for test in trace.tests:  # what was refused covers nothing
         test.seen.clear()
     nearest: tuple[float, str] | None = None
     shown: list[tuple[Candidate, Proof]] = []
     for candidate in candidates:
-        twin["ferryman_dims"] = dims[bool(candidate.rows)]
+        twin["ferryman_dims"] = dims[candidate.kind]
         proof = _prove(followed, twin, names, candidate)
         if proof.ok:
             shown.append((candidate, proof))
@@ -174,7 +175,7 @@ def _shown(
         tried = frozenset(c.op for c in candidates)
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
-    twin["ferryman_dims"] = dims[bool(candidate.rows)]
+    twin["ferryman_dims"] = dims[candidate.kind]
     try:
         more = _beyond(followed, twin, names, candidate, numbers)
     except Disagreement as error:
@@ -269,7 +270,7 @@ def _prove(
         width = cut.get(candidate.width, candidate.width)
         inputs = [
             (x, *(beyond.gating(x, i) if candidate.gate else ()), *tensors)
-            for i, x in enumerate(shaped(beyond.inputs_of(width), state))
+            for i, x in enumerate(shaped(beyond.inputs_of(width, candidate.axis), state, candidate))
         ]
     count = 2 if candidate.gate else 1
     expression = compiled(candidate.expression, ("self", "x", "gate")[: 1 + count], ops=_DEFINITIONS)
@@ -326,7 +327,7 @@ def _takes_addition(
     return adding.proven(
         functools.partial(original, kind, state, names, False),
         lambda x, r, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x, r),
-        [(x, *tensors) for x in shaped(beyond.inputs_of(candidate.width), state)][: _WIDE if wide else None],
+        [(x, *tensors) for x in shaped(beyond.inputs_of(candidate.width), state, candidate)][: _WIDE if wide else None],
         wide,
     )
 

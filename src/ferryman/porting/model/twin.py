@@ -55,17 +55,19 @@ def dimensions(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str
         return [1, 2, 3]
     run = functools.partial(original, kind, state, names, False)
     tensors, width = tensors_of(state, names, 7), state["ferryman_cut"].get(candidate.width, candidate.width)
-    taken = beyond.dimensions(run, lambda x: (x, *(beyond.gating(x, 0) if candidate.gate else ()), *tensors), width)
-    return taken if max(taken, default=1) > 1 else [2, 3]
+    taken = beyond.dimensions(
+        run, lambda x: (x, *(beyond.gating(x, 0) if candidate.gate else ()), *tensors), width, candidate
+    )
+    return taken if max(taken, default=1) > 1 or candidate.axis != -1 else [2, 3]
 
 
-def shaped(inputs: Iterator[Tensor], state: dict[str, Any]) -> Iterator[Tensor]:
-    """Inputs of dimensions that the module takes."""
+def shaped(inputs: Iterator[Tensor], state: dict[str, Any], candidate: Candidate) -> Iterator[Tensor]:
+    """Inputs of dimensions that the module takes, their width where the candidate has it."""
     dims = state["ferryman_dims"]
     for x in inputs:
         while x.dim() not in dims and x.dim() < max(dims):
             x = x.unsqueeze(0)
-        yield x
+        yield beyond.laid(x, candidate)
 
 
 def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, *given: Tensor) -> Any:
