@@ -18,6 +18,8 @@ from ferryman.ops.gated_delta_rule.definition import gated_delta_rule as gated_d
 from ferryman.ops.gated_delta_rule.definition import gated_delta_rule_backward as gated_delta_rule_backward
 from ferryman.ops.gated_norm.definition import gated_rms_norm as gated_rms_norm
 from ferryman.ops.gated_norm.definition import gated_rms_norm_backward as gated_rms_norm_backward
+from ferryman.ops.group_norm.definition import group_norm as group_norm
+from ferryman.ops.group_norm.definition import group_norm_backward as group_norm_backward
 from ferryman.ops.kv_append.definition import kv_append as kv_append
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy as linear_cross_entropy
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy_backward as linear_cross_entropy_backward
@@ -80,6 +82,8 @@ __all__ = [
     "gated_rms_norm_backward",
     "gelu_mul",
     "gelu_mul_backward",
+    "group_norm",
+    "group_norm_backward",
     "grouped_linear",
     "grouped_linear_backward",
     "kv_append",

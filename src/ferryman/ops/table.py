@@ -36,6 +36,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, float eps, int? group_size, bool norm_before_gate, bool cast_before_weight, str activation) -> Tensor",
         "gated_rms_norm_backward(Tensor grad, Tensor x, Tensor gate, Tensor? weight, float eps, int? group_size, bool norm_before_gate, str activation) -> (Tensor, Tensor, Tensor)",
     ),
+    "group_norm": (
+        "group_norm_backward(Tensor grad, Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
+        "group_norm(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    ),
     "kv_append": (
         "kv_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor? k_scale, Tensor? v_scale) -> ()",
     ),
