@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 MISSING = object()
 _CODE = (types.FunctionType, property, staticmethod, classmethod)
@@ -255,9 +256,9 @@ def own_forward(module: nn.Module) -> bool:
 
 
 def untouched(module: nn.Module) -> bool:
-    """Whether a call of a module runs its class's forward, and nothing around it."""
+    """Whether a call of a module runs its class's forward, and nothing around it, of its own or of all modules."""
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not hooked and ("forward" not in module.__dict__ or own_forward(module))
+    return not (hooked or _has_any_global_hook()) and ("forward" not in module.__dict__ or own_forward(module))
 
 
 def names_read(function: Any, texts: Sequence[str]) -> dict[str, Any]:
