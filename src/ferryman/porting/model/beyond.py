@@ -4,9 +4,10 @@ what is not finite, float32, autocast. Thresholds there show in no drawn input o
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,11 +16,14 @@ from torch import Tensor
 from ferryman import ops
 from ferryman.ops.recognition import Candidate, compiled
 from ferryman.porting.model.exact import Widened
-from ferryman.porting.model.proof import LIMIT, Disagreement, distance, drawn, flat, plain_kernels
+from ferryman.porting.model.proof import LIMIT, Disagreement, distance, drawn, flat, plain_kernels, prove
+from ferryman.porting.model.trace import Trace
 
 _MOST = 1 << 24  # elements of the longest input
-_LONG = (1025, 8193)  # tokens, whatever the code names, up to so many elements
-_USUAL = 1 << 22
+_USUAL = 1 << 22  # of one that has rows as wide as the module's, where shorter rows show the same
+SHORT = 16  # such rows
+_LONG = (1025, 8193)  # rows, whatever the code names
+_ROUNDS = 4  # of numbers that code computes of those that it came to last
 _CLOSE = 2.0**-12  # float32: sums of thousands of terms differ by less in any order, 16 bits in between by more
 # A module that rounds where the op does not is apart by few units of its dtype; another eps or scale is by more.
 _APART = {torch.bfloat16: 2.0**-4, torch.float16: 2.0**-7}
@@ -74,8 +78,8 @@ def gating(x: Tensor, index: int) -> tuple[Tensor]:
 
 @dataclass(frozen=True)
 class Beyond:
-    """Both sides of a proof, as functions of (x, .., tensors); ``given(x)``: these for an x. numbers: that the code
-    names. allowed: the dimensions of x for which the original gives a result that agrees."""
+    """Both sides of a proof, as functions of (x, .., tensors); ``given(x)``: these for an x. named: numbers in the
+    code, and that it reads; ``trace`` has those that it computes. shorter: the same with rows of `SHORT`, if any."""
 
     original: Run
     expression: Any
@@ -84,7 +88,13 @@ class Beyond:
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     width: int
-    numbers: frozenset[float]
+    named: frozenset[float]
+    trace: Trace = field(default_factory=Trace)
+    shorter: Beyond | None = None
+
+    @property
+    def numbers(self) -> set[float]:
+        return set(self.named) | self.trace.computed()
 
     def wanted(self, *given: Any) -> list[Tensor]:
         with Widened(torch.float64):
@@ -120,7 +130,7 @@ def shown(beyond: Beyond, dims: Sequence[int]) -> list[str]:
         _sizes(beyond, dims)
         tests = _lengths(beyond, dims)
         _narrow(beyond, dims)
-        return [*tests, *_autocast(beyond, dims)]
+        return [*tests, *_autocast(beyond, dims), *_default(beyond, dims)]
 
 
 def dimensions(
@@ -166,28 +176,63 @@ def _sizes(beyond: Beyond, dims: Sequence[int]) -> None:
 
 
 def _lengths(beyond: Beyond, dims: Sequence[int]) -> list[str]:
-    """As many rows as the numbers that are named, and one more; what is too long to be tried is guarded."""
+    """As many rows as the numbers that are named or computed, and one more; what is too long to be tried is guarded,
+    and so are more rows than were tried where the code computes anything else of sizes."""
     tests = []
     if set(dims) != set(range(1, 6)):
         tests.append(f"x.dim() in {tuple(sorted(dims))}")
     for count in dims:
         x = beyond.normal(*(2, 3, 2, 2)[: count - 1], beyond.width)
         _compare(beyond, beyond.given(x), f"{count} dimensions")
-    whole = sorted({int(abs(n)) for n in beyond.numbers if abs(n) >= 2 and n == int(n)})
-    long = [n for n in whole if (n + 1) * beyond.width > _MOST]
+    wide = max(dims) > 1
+    short = beyond.shorter if wide and beyond.shorter is not None and _stands_for(beyond.shorter, dims) else None
+    tried: set[int] = set()
+    most, long = 0, None
+    for _ in range(_ROUNDS):
+        # a bound may lie between two whole numbers
+        bounds = {int(abs(n)) for n in beyond.numbers if abs(n) >= 2}
+        lengths = {n + more for n in bounds for more in (0, 1)} | set(_LONG)
+        if not wide or lengths <= tried:
+            break
+        for length in sorted(lengths - tried):
+            side = _side(beyond, short, length, _USUAL if length in _LONG else _MOST)
+            if side is None:
+                continue
+            most = max(most, length)
+            _rows(side, dims, length)
+        tried |= lengths
+    known = {int(abs(n)) for n in beyond.numbers if abs(n) >= 2}
+    long = [n for n in sorted(known) if n + 1 not in tried or _side(beyond, short, n + 1, _MOST) is None]
     if long:
         tests.append(f"x.numel() < {long[0]}")
-    if max(dims) == 1:
-        return tests
-    low = [t.float() for t in beyond.tensors]
-    for length in sorted({n + more for n in whole if n not in long for more in (0, 1)} | set(_LONG)):
-        if length * beyond.width > (_USUAL if length in _LONG else _MOST):
-            continue
-        for shape in {_leading(dims, length, 1), _leading(dims, 1, length)}:
-            given = beyond.given(beyond.normal(*shape, beyond.width, dtype=torch.float32), low)
-            wanted = flat(beyond.original(*given))
-            beyond.apart(f"of {length} rows: result", beyond.actual(*given), wanted, _CLOSE)
+    if beyond.trace.sized(plain=bool(long)):
+        tests.append(f"x.numel() <= {most} * x.shape[{beyond.candidate.axis}]")
     return tests
+
+
+def _side(beyond: Beyond, short: Beyond | None, length: int, most: int) -> Beyond | None:
+    """On which of two so many rows are tried; None where they are too many."""
+    if length * beyond.width <= (most if short is None else _USUAL):
+        return beyond
+    return short if short is not None and length * short.width <= _MOST else None
+
+
+def _rows(beyond: Beyond, dims: Sequence[int], length: int) -> None:
+    low = [t.float() for t in beyond.tensors]
+    for shape in {_leading(dims, length, 1), _leading(dims, 1, length)}:
+        given = beyond.given(beyond.normal(*shape, beyond.width, dtype=torch.float32), low)
+        with beyond.trace.aside() if beyond.width == SHORT else contextlib.nullcontext():
+            wanted = flat(beyond.original(*given))
+        beyond.apart(f"of {length} rows: result", beyond.actual(*given), wanted, _CLOSE)
+
+
+def _stands_for(shorter: Beyond, dims: Sequence[int]) -> bool:
+    """Whether few rows that are shorter agree: its code does not say how wide they are."""
+    try:
+        _rows(shorter, dims, 5)
+    except Exception:  # noqa: BLE001 - foreign code refuses what it likes
+        return False
+    return True
 
 
 def _narrow(beyond: Beyond, dims: Sequence[int]) -> None:
@@ -213,6 +258,25 @@ def _leaning(dtype: torch.dtype, actual: list[Tensor], wanted: list[Tensor]) -> 
             raise Disagreement(f"in {dtype}: the op's result is off by a factor of 1 +- {lean:.3g} as a whole", lean)
 
 
+@torch.no_grad()
+def everywhere(original: Run, function: Run, named: set[float], trace: Trace) -> bool:
+    """Whether an activation of code that names or computes numbers is one for values and sizes as large as these."""
+    numbers: set[float] = set()
+    x = torch.randn(3, 4, SHORT, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    while new := {abs(n) for n in named | trace.computed()} - numbers:
+        numbers |= new
+        inputs = [(x * n,) for n in sorted(new)]
+        lengths = [int(n) + 1 for n in sorted(new) if n >= 2] + [_LONG[-1]]
+        if max(lengths) * SHORT > _MOST:
+            return False
+        for n in lengths:
+            rows = torch.linspace(-9, 9, n * SHORT, dtype=torch.float64).sin().reshape(1, n, SHORT)
+            inputs += [(rows,), (rows.transpose(0, 1),)]
+        if not prove(original, function, inputs, storage=(), gradients=False).ok:
+            return False
+    return not trace.sized(plain=False)
+
+
 def _autocast(beyond: Beyond, dims: Sequence[int]) -> list[str]:
     """Nothing where both give the same under autocast; else that a call is not under it."""
     real = compiled(beyond.candidate.expression, ("self", "x", "gate")[: 2 + beyond.candidate.gate], ops=ops)
@@ -225,4 +289,20 @@ def _autocast(beyond: Beyond, dims: Sequence[int]) -> list[str]:
         beyond.apart("under autocast: result", *pair, _APART[torch.bfloat16])
     except (Disagreement, RuntimeError, TypeError):
         return ["not torch.is_autocast_enabled(x.device.type)"]
+    return []
+
+
+def _default(beyond: Beyond, dims: Sequence[int]) -> list[str]:
+    """Nothing where PyTorch's default dtype changes nothing; else that a call has the one that the proof had."""
+    given = beyond.given(
+        beyond.normal(*_leading(dims, 3, 4), beyond.width).float(), [t.float() for t in beyond.tensors]
+    )
+    before = flat(beyond.original(*given))
+    torch.set_default_dtype(torch.float64)
+    try:
+        distance("with another default dtype: result", flat(beyond.original(*given)), before, _CLOSE)
+    except (Disagreement, RuntimeError, TypeError):
+        return ["torch.get_default_dtype() is torch.float32"]
+    finally:
+        torch.set_default_dtype(torch.float32)
     return []

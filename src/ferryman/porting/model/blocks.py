@@ -11,7 +11,7 @@ import functools
 import inspect
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ registries: dict[int, Any] = {}  # id -> a library's registry of implementations
 # Float32 sums of at most 8192 products of rounded numbers differ by less; another computation by more.
 _CLOSE = 2.0**-10
 _NARROW_SEEDS = 3
-_ROWS = 4096  # rows that a number in the code may mean
+_ROWS = 8192  # rows that a number in the code may mean, and are tried
 _LONG = 513  # rows that are tried, whatever it names
 _roles: dict[tuple[Any, ...], Role | Refusal | None] = {}
 
@@ -117,9 +117,10 @@ def _role_of(
                 return Refusal(str(error))
             if len(inputs_of(type(module))) < block.inputs and not runs.refuses_less():
                 return Refusal("its forward also does without an input that the op requires")
-            longer = _longer(runs, block.inputs, trace.numbers | recognise.own_numbers(module))
+            longer, most = _longer(runs, block.inputs, trace.numbers | recognise.own_numbers(module))
             if not longer.ok:
                 return Refusal(f"not {layer.op}, which is nearest: {longer.reason}")
+            layer = layer if not most else replace(layer, guard=f"{layer.guard} and a0.numel() < {most}")
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
             try:
                 return role.on(module) if isinstance(role, Role) else role
@@ -271,10 +272,15 @@ def _candidate(runs: _Runs, count: int, alike: Any) -> Any:
     return candidate
 
 
-def _longer(runs: _Runs, count: int, numbers: set[float]) -> Proof:
-    """As many rows as the numbers that the code names, and one more: a slice, or a quotient, shows no earlier."""
+def _longer(runs: _Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
+    """As many rows as the numbers that the code names or computes, and one more: a slice, or a quotient, shows no
+    earlier; and how many elements are too many to be tried, or 0."""
     alike = runs.layer.canonical or (lambda result: result)
-    whole = {int(abs(n)) + more for n in numbers if 2 <= abs(n) <= _ROWS and n == int(n) for more in (0, 1)}
+    numbers = {abs(n) for n in numbers - set(runs.layer.sizes)} | {abs(n) for n in runs.trace.computed()}
+    whole = {int(n) + more for n in numbers if 2 <= n <= _ROWS for more in (0, 1)}
+    large = [int(n) for n in numbers if n > _ROWS]
+    if runs.trace.sized(plain=bool(large)):
+        large.append(_LONG)
     inputs: list[tuple[Any, ...]] = []
     for length in sorted(whole | {_LONG}):
         given = runs.layer.draw(0)
@@ -283,7 +289,8 @@ def _longer(runs: _Runs, count: int, numbers: set[float]) -> Proof:
         same = [x.repeat(more, *(1,) * (x.dim() - 1))[:length] if x.shape[:1] == (rows,) else x for x in given]
         inputs.append((*same, *runs.tensors))
     original = _then(alike, functools.partial(runs, False, count))
-    return prove(original, _candidate(runs, count, alike), inputs, storage=(), gradients=False)
+    proof = prove(original, _candidate(runs, count, alike), inputs, storage=(), gradients=False, values=True)
+    return proof, min(large, default=0)
 
 
 def _prove(runs: _Runs, count: int) -> Proof:
@@ -294,7 +301,7 @@ def _prove(runs: _Runs, count: int) -> Proof:
     proof = Proof(False)
     for training in (False, True):
         original = _then(alike, functools.partial(runs, training, count))
-        proof = prove(original, candidate, inputs, narrow=_NARROW_SEEDS, gradients=layer.gradient)
+        proof = prove(original, candidate, inputs, narrow=_NARROW_SEEDS, gradients=layer.gradient, values=True)
         if not proof.ok:
             return proof
     return _close(_then(alike, functools.partial(runs, False, count)), candidate, inputs, proof)

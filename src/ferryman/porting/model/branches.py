@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ferryman.porting.model import source
 from ferryman.porting.model.instrument import Instrument
-from ferryman.porting.model.leaf import lasting
-from ferryman.porting.model.trace import Trace, Unproven, numbers_in, trusted
+from ferryman.porting.model.trace import Trace, Unproven, lasting, numbers_in, trusted
 
 _DEPTH = 4
 _CHANGING = Tensor | list | dict | set
@@ -102,6 +101,15 @@ class Follower:
         if isinstance(declared, property) and name not in self.namespace:
             self.namespace[name] = declared
             self.namespace[name] = property(self.function(declared.fget, "method", depth))
+
+    def entry(self, table: Any, key: Any) -> Any:
+        """What a table of a file holds now: others may put another there."""
+        value, entered = table[key], table.get(key)  # a library's may make one of what was entered
+        if type(key) not in (str, int, bool, type(None)) or not (lasting(value) and lasting(entered)):
+            raise Unproven(f"it reads a {type(value).__name__} of a table, which may change in place")
+        self.trace.note(table, key, entered)
+        self.trace.numbers |= numbers_in(value)
+        return value
 
     def taken(self, value: Any) -> Any:
         """What code takes out of a table of functions and calls, such as an activation: followed, or of PyTorch."""

@@ -73,7 +73,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
             if not all(_beside(helper, h) for h in shown):
                 continue
             call = functools.partial(followed, **variant)
-            proof = _prove_helper(call, helper, trace.numbers)
+            proof = _prove_helper(call, helper, trace)
             if not proof.ok:
                 continue
             try:
@@ -83,7 +83,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
                 return
             shown.append(helper)
             guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
-            long = [n for n in trace.numbers if n == int(n) and abs(n) >= _LONGEST]
+            long = [n for n in trace.numbers | trace.computed() if abs(n) >= _LONGEST]
             guard += f" and a0.numel() <= {int(min(map(abs, long)))}" if long else ""
             yield Form(helper, guard, tuple(variant.items()), proof, tuple(trace.reads))
 
@@ -96,7 +96,7 @@ def _beside(one: Helper, other: Helper) -> bool:
     return any(n != sizes[1].get(name, n) for name, n in sizes[0].items())
 
 
-def _prove_helper(call: Any, helper: Helper, numbers: set[float]) -> Proof:
+def _prove_helper(call: Any, helper: Helper, trace: Trace) -> Proof:
     names = tuple(f"a{i}" for i in range(helper.parameters))
     inputs = [helper.draw(seed) for seed in range(3)]
     expression = compiled(helper.expression, names, ops=_DEFINITIONS)
@@ -110,7 +110,8 @@ def _prove_helper(call: Any, helper: Helper, numbers: set[float]) -> Proof:
         return proof
     # other sizes, and what the code's numbers may bound
     more = [helper.draw(seed) for seed in range(3, 5)]
-    for value in (*sorted({abs(n) for n in numbers} - {0.0}), math.inf, -math.inf, math.nan):
+    numbers = {abs(n) for n in trace.numbers | trace.computed()}
+    for value in (*sorted(numbers - {0.0}), math.inf, -math.inf, math.nan):
         x, *rest = helper.draw(1)
         odd = x.clone()
         odd.view(-1)[3] = value
@@ -148,7 +149,7 @@ def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.
     names = code.co_varnames[: code.co_argcount]
     lines = [f"def {function.__name__}({', '.join(names)}):"]
     known: dict[str, Any] = {"ops": ops, "torch": torch, "_original": function}
-    known |= meaning(forms[0].reads)  # of one function, and so of all its forms
+    known |= meaning(forms[-1].reads)  # what a table holds is read by one form after the other
     lines.append("    " + ", ".join(f"a{i}" for i in range(len(names))) + " = " + ", ".join(names))
     for i, form in enumerate(forms):
         tests = []

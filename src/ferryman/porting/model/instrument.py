@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.porting.model import source
+from ferryman.porting.model.reports import Reports
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import Test, Unproven, modes, trusted
 
@@ -20,28 +21,8 @@ if TYPE_CHECKING:
     from ferryman.porting.model.branches import Follower
 
 _BUILTINS = {
-    "len",
-    "int",
-    "float",
-    "bool",
-    "tuple",
-    "list",
-    "isinstance",
-    "min",
-    "max",
-    "abs",
-    "slice",
-    "type",
-    "sum",
-    "round",
-    "getattr",
-    "hasattr",
-    "callable",
-    "super",
-    "range",
-    "print",
-    "str",
-    "repr",
+    *("len", "int", "float", "bool", "tuple", "list", "isinstance", "min", "max", "abs", "slice", "type", "sum"),
+    *("round", "getattr", "hasattr", "callable", "super", "range", "print"),
 }
 
 
@@ -49,6 +30,8 @@ _BUILTINS = {
 _LAYOUT = {
     *("is_contiguous", "stride", "data_ptr", "storage_offset", "is_leaf", "_version", "grad_fn", "untyped_storage"),
     *("is_cuda", "is_cpu", "is_meta", "is_inference", "is_pinned", "is_shared", "_is_view", "is_sparse", "layout"),
+    *("get_device", "is_quantized", "retains_grad", "output_nr", "_base", "names", "has_names", "is_conj", "is_neg"),
+    *("type", "index"),  # of a device
 }
 # Methods of lists, dictionaries and sets that tensors do not have
 _CHANGES = {
@@ -58,15 +41,15 @@ _CHANGES = {
 _OF_TENSORS = (torch.is_tensor, torch.is_floating_point, torch.is_complex)
 
 
-class Instrument(ast.NodeTransformer):
+class Instrument(Reports, ast.NodeTransformer):
     def __init__(
         self, follower: Follower, function: types.FunctionType, tree: ast.FunctionDef, role: str, depth: int
     ) -> None:
-        self.follower, self.own, self.role, self.depth = follower, function, role, depth
+        self.role, self.depth = role, depth
         self.entered = False
         trace = follower.trace
         reports = {"seen": trace.seen, "same": trace.same, "each": trace.each, "maybe": trace.maybe}
-        self.new: dict[str, Any] = {f"ferryman_{name}": report for name, report in reports.items()}
+        super().__init__(follower, function, {f"ferryman_{name}": report for name, report in reports.items()})
         self.testing = self.inside = 0
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
         self.self_name = arguments[0] if arguments and follower.kind is not None and role != "helper" else None
@@ -154,8 +137,10 @@ class Instrument(ast.NodeTransformer):
         call = ast.Call(ast.Name("ferryman_maybe", ast.Load()), [ast.Constant(index), node], [])
         return ast.copy_location(call, node)
 
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+    def visit_Assert(self, node: ast.Assert | ast.Raise) -> ast.AST:
         return node
+
+    visit_Raise = visit_Assert  # noqa: N815
 
     # What is not followed
 
@@ -194,7 +179,7 @@ class Instrument(ast.NodeTransformer):
         return node
 
     visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815
-    visit_SetComp = visit_DictComp = visit_NamedExpr = _refuse  # noqa: N815
+    visit_SetComp = visit_DictComp = visit_NamedExpr = visit_JoinedStr = _refuse  # noqa: N815
     visit_GeneratorExp = visit_ListComp  # noqa: N815
     visit_TryStar = visit_AsyncFor = visit_AsyncWith = visit_Import = visit_ImportFrom = visit_Delete = _refuse  # noqa: N815
 
@@ -238,7 +223,7 @@ class Instrument(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.ctx, ast.Store) or (node.attr.startswith("__") and node.attr != "__class__"):
             raise Unproven(f"{self.own.__qualname__}: it changes its state, or reads {node.attr} (line {node.lineno})")
-        if node.attr in _LAYOUT and not self.testing and ast.unparse(node.value) != self.self_name:
+        if node.attr in _LAYOUT and not self.testing and not self._of_self(node):
             raise Unproven(f"{self.own.__qualname__}: it reads {ast.unparse(node)[:60]}, which says how a tensor lies")
         if isinstance(node.value, ast.Name) and node.value.id == self.self_name:
             self.follower.property(node.attr, self.depth + 1)
@@ -254,24 +239,29 @@ class Instrument(ast.NodeTransformer):
             self._global(node)
         return node
 
-    def _global(self, node: ast.expr) -> None:
+    def _global(self, node: ast.expr, table: bool = False) -> None:
         """Note a name of a file that is read: of its own, or of another library's module."""
         names, name = self.own.__globals__, node.id if isinstance(node, ast.Name) else ""
         if isinstance(node, ast.Attribute):
             module, name = source.resolve(node.value, self.own), node.attr
-            if not isinstance(module, types.ModuleType) or trusted(types.SimpleNamespace(__module__=module.__name__)):
+            if not isinstance(module, types.ModuleType):
+                return
+            if trusted(types.SimpleNamespace(__module__=module.__name__)):
+                self.switch(module, name)
                 return
             names = vars(module)
         elif name in source.locals_of(self.own) or name in self.own.__code__.co_freevars:
             return
         if name in names and not isinstance(names[name], types.ModuleType):
-            self.follower.trace.read(names, name)
+            self.follower.trace.read(names, name, table)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         if any(isinstance(n, ast.Attribute) and n.attr == "device" for n in ast.walk(node.slice)):
             raise Unproven(f"{self.own.__qualname__}: {ast.unparse(node)[:60]} depends on the device")
         if isinstance(node.ctx, ast.Store) and self._reads_self(node.value):
             raise Unproven(f"{self.own.__qualname__}: it changes its state (line {node.lineno})")
+        if self.holds(source.resolve(node.value, self.own)):
+            return self.entry(node)
         self.generic_visit(node)
         return node
 
@@ -298,7 +288,7 @@ class Instrument(ast.NodeTransformer):
         elif isinstance(target, ast.Name) and target.id in self.nested:
             pass  # its body reports
         elif isinstance(target, ast.Name) or source.resolve(target, self.own) is not MISSING:
-            replaced = self._known(source.resolve(target, self.own), ast.unparse(target))
+            replaced = self._known(source.resolve(target, self.own), ast.unparse(target), node)
             self._global(target)
             if replaced is not None:
                 node.func = ast.copy_location(ast.Name(replaced, ast.Load()), target)
@@ -310,7 +300,10 @@ class Instrument(ast.NodeTransformer):
                 raise Unproven(f"{self.own.__qualname__}: {ast.unparse(target)[:60]} may change its state")
             if target.attr == "get" and ".device" in ast.unparse(node):
                 raise Unproven(f"{self.own.__qualname__}: {ast.unparse(node)[:60]} depends on the device")
-            node.func = self.visit(target)
+            if target.attr in ("type", "index") and node.args:  # a cast, or of a list
+                target.value = self.visit(target.value)
+            else:
+                node.func = self.visit(target)
         elif isinstance(target, ast.Subscript) and isinstance(source.resolve(target.value, self.own), Mapping):
             self.new["ferryman_taken"] = self.follower.taken
             taken = ast.Call(ast.Name("ferryman_taken", ast.Load()), [self.visit(target)], [])
@@ -320,13 +313,17 @@ class Instrument(ast.NodeTransformer):
         asked = node.args[1] if isinstance(target, ast.Name) and target.id == "getattr" and len(node.args) > 1 else None
         if isinstance(asked, ast.Constant) and isinstance(asked.value, str):
             self.follower.property(asked.value, self.depth + 1)
+        numeric = self.of_numbers(target)
         node.args = [self.visit(a) for a in node.args]
         for keyword in node.keywords:
             keyword.value = self.visit(keyword.value)
-        return node
+        return self.reporting(node, False) if numeric else node
 
-    def _known(self, value: Any, text: str) -> str | None:
+    def _known(self, value: Any, text: str, node: ast.Call) -> str | None:
         """A name for the instrumented copy of what is called; None where the call may stay."""
+        bare = not (node.args or node.keywords or isinstance(value, type))
+        if value in (getattr, hasattr) and not self.may_ask(node):
+            raise Unproven(f"{self.own.__qualname__}: {ast.unparse(node)[:60]}, of what may have any attribute")
         if value is MISSING:
             raise Unproven(f"{self.own.__qualname__}: calls {text}, a local, which no proof follows")
         if getattr(value, "__module__", None) == "builtins" and not isinstance(value, types.FunctionType):
@@ -334,7 +331,7 @@ class Instrument(ast.NodeTransformer):
                 return None
             raise Unproven(f"{self.own.__qualname__}: calls {text}")
         if trusted(value) or (isinstance(value, functools.partial) and trusted(value.func)):
-            asks = getattr(value, "__name__", "").lstrip("_").startswith(("is_", "get_", "are_"))
+            asks = getattr(value, "__name__", "").lstrip("_").startswith(("is_", "get_", "are_")) or bare
             if asks and not self.testing and value not in _OF_TENSORS:
                 raise Unproven(f"{self.own.__qualname__}: asks {text}, which is another's to say")
             return None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ferryman.ops.recognition import Leaf
 from ferryman.porting.model import source
-from ferryman.porting.model.trace import Unproven, trusted
+from ferryman.porting.model.trace import Unproven, lasting, trusted
 
 NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
 
@@ -206,16 +206,6 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
 
 _LONGEST = 200  # characters of contents that a call compares
 _PLAIN = bool | int | float | str | None | torch.dtype
-
-
-def lasting(value: Any) -> bool:
-    """Whether a value cannot change in place; a module's own settings are its own affair."""
-    if isinstance(value, tuple):
-        return all(map(lasting, value))
-    if isinstance(value, functools.partial):
-        return lasting(value.func) and all(map(lasting, (*value.args, *value.keywords.values())))
-    functions = type | types.FunctionType | types.BuiltinFunctionType | staticmethod | classmethod | property
-    return isinstance(value, _PLAIN | complex | bytes | torch.device | enum.Enum | nn.Module | functions)
 
 
 _ASKS = {"getattr", "hasattr", "vars", "dir", "setattr", "delattr", "__dict__", "str", "repr"}

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map_only
 
 from ferryman.porting.model.exact import Widened
+from ferryman.porting.model.trace import Unproven
+from ferryman.porting.model.unread import undrawn, unread
 
 # float64 has 53 bits. 2^-40 leaves 13 of them to sums of up to 8192 terms in any order, and is 2^-16 of half a unit in
 # the last place of float32, the finest storage dtype: what differs by less cannot be told apart in any of them.
@@ -90,19 +92,22 @@ def prove(
     gradients: bool = True,
     limit: float = LIMIT,
     wide: frozenset[int] = frozenset(),
+    values: bool = False,
 ) -> Proof:
     """Run ``original(*x)`` and ``candidate(*x)`` on each input and compare results, and gradients of floating tensors.
 
     inputs: tuples; floating tensors in them are float64 and on the CPU, anything else is passed as it is. forms: what
     may stand for the candidate in a storage dtype (definitions with permitted roundings); default the candidate.
     narrow: how many of the inputs, from the first, are rounded to each of ``storage`` and compared element by element.
-    wide: arguments that are rounded to float32 there.
-    The original may not change its inputs, nor give another result the second time. Nothing is raised: what the
-    original raises is the reason of a proof that is not ``ok``.
+    wide: arguments that are rounded to float32 there. values: the original may read what tensors hold, as ``item`` and
+    ``if x.any()`` do: drawn inputs show nothing of what such a reading decides.
+    The original may not change its inputs, draw random numbers, nor give another result the second time. Nothing is
+    raised: what the original raises is the reason of a proof that is not ``ok``.
     """
     # oneDNN reads bfloat16's subnormals as 0 and adds in blocks of its own: PyTorch's plain kernels judge here
     with plain_kernels():
-        return _prove(original, candidate, inputs, forms or (candidate,), storage, narrow, gradients, limit, wide)
+        forms = forms or (candidate,)
+        return _prove(original, candidate, inputs, forms, storage, narrow, gradients, limit, wide, values)
 
 
 @contextlib.contextmanager
@@ -152,21 +157,23 @@ def _prove(
     gradients: bool,
     limit: float,
     wide: frozenset[int],
+    values: bool,
 ) -> Proof:
     worst = gradient = 0.0
     try:
         for given in inputs:
             actual, slopes = _run(candidate, given, gradients)
-            with Widened(torch.float64):
+            with Widened(torch.float64), undrawn():
                 wanted, wanted_slopes = _run(original, given, gradients)
-                again, _ = _run(original, given, False)
+                again, _ = _run(original if values else unread(original), given, False)
             _same(wanted, again, limit)
             worst = max(worst, distance("result", actual, wanted, limit))
             reach = functools.partial(_reach, original, candidate, given, slopes, wanted_slopes)
             gradient = max(gradient, distance("gradient", slopes, wanted_slopes, limit, reach))
         form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage, wide)
-    except Disagreement as error:
-        return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=error.distance)
+    except (Disagreement, Unproven) as error:
+        apart = error.distance if isinstance(error, Disagreement) else None
+        return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=apart)
     except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason why nothing is proven
         return Proof(False, f"{type(error).__name__}: {error}".split("\n", 1)[0][:300], inputs=len(inputs))
     return Proof(True, "", worst, gradient, differing, form, len(inputs), rounding)

@@ -35,7 +35,7 @@ from ferryman.porting.model.leaf import (
 )
 from ferryman.porting.model.proof import Disagreement, Proof, drawn, prove
 from ferryman.porting.model.trace import Read, Trace, Unproven
-from ferryman.porting.model.twin import dimensions, narrowed, original, own_numbers, shaped, tensors_of
+from ferryman.porting.model.twin import dimensions, left_out, narrowed, original, own_numbers, shaped, tensors_of
 
 _WIDE = 3  # inputs that a proven candidate is rounded on once more
 _DEFINITIONS = Definitions()
@@ -175,9 +175,14 @@ def _shown(
         tried = frozenset(c.op for c in candidates)
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
+    if candidate.rows and trace.computed() - numbers:  # rows that code computes the numbers of
+        twin = narrowed(module, leaf, numbers | trace.computed())
+        proof = _prove(followed, twin, names, candidate)
+        if not proof.ok:
+            return Refusal(f"not {candidate.op}, which is nearest: {proof.reason}", frozenset({candidate.op}))
     twin["ferryman_dims"] = dims[candidate.kind]
     try:
-        more = _beyond(followed, twin, names, candidate, numbers)
+        more = left_out(followed, twin, names, candidate, numbers, trace)
     except Disagreement as error:
         return Refusal(f"not {candidate.op}, which is nearest: {error}", frozenset({candidate.op}))
     except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
@@ -290,31 +295,6 @@ def _prove(
     return proof
 
 
-def _beyond(
-    kind: type[nn.Module],
-    state: dict[str, Any],
-    names: Sequence[str],
-    candidate: Candidate,
-    numbers: frozenset[float],
-) -> list[str]:
-    """Tests that a call must pass beside. Raises Disagreement where no drawn input showed that the two differ."""
-    cut: dict[int, int] = state["ferryman_cut"]
-    run = functools.partial(original, kind, state, names, False)
-    tensors = tensors_of(state, names, 7)
-    if candidate.rows:
-        ids = torch.tensor([[-1, 0]])
-        try:
-            with torch.no_grad():
-                run(ids, *tensors)
-        except (IndexError, RuntimeError):
-            return []
-        raise Disagreement("it takes numbers below zero")
-    width = cut.get(candidate.width, candidate.width)
-    expression = compiled(candidate.expression, ("self", "x", "gate")[: 2 + candidate.gate], ops=_DEFINITIONS)
-    both = beyond.Beyond(run, expression, candidate, state, tuple(names), tuple(tensors), width, numbers)
-    return beyond.shown(both, state["ferryman_dims"])
-
-
 def _takes_addition(
     kind: type[nn.Module],
     state: dict[str, Any],
@@ -370,8 +350,10 @@ def _gate_of(function: Any, module: bool) -> Gate | None:
     except Unproven:
         return None
     gate = gate_like(call)
+    numbers = trace.numbers | (own_numbers(function) if module else set())
     try:
-        return gate if gate is not None and not trace.guards() and not trace.reads else None
+        shown = gate is not None and beyond.everywhere(call, gate.function, numbers, trace)
+        return gate if shown and not trace.guards() and not trace.reads else None
     except Unproven:
         return None
 

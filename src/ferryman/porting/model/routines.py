@@ -180,7 +180,7 @@ def _replacement(function: types.FunctionType, inner: types.FunctionType, forms:
     rest = code.co_varnames[code.co_argcount] if code.co_flags & inspect.CO_VARKEYWORDS else ""
     known = source.names_read(inner, [text for form in forms for text, _ in form.guards])
     known |= {"ops": ops, "torch": torch, "_original": function, "_graded": _graded, "_narrow": _narrow}
-    known |= meaning(forms[0].reads)
+    known |= meaning(forms[-1].reads)  # what a table holds is read by one form after the other
     known["_read"] = _read_by_wrappers(function)
     lines = [
         f"def served({', '.join(names)}{f', **{rest}' if rest else ''}):",

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import enum
 import functools
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _TRUSTED = ("torch", "math", "builtins", "operator", "typing", "_operator")
 # Functions of a library without arguments that say in which mode PyTorch runs, such as export: a proof holds for the
 # answer that it got, and a call asks again.
 modes: set[Any] = set()
+_PLAIN = bool | int | float | str | None | torch.dtype
 
 
 class Unproven(Exception):
@@ -41,26 +44,34 @@ class Test:
     sides: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
 
+@dataclass
+class Site:
+    """Where code computes a number: which it was, up to two. ``plain``: of sizes it makes another size."""
+
+    plain: bool
+    numbers: set[float] = field(default_factory=set)
+
+
 @dataclass(frozen=True)
 class Read:
     """A name of a file that code reads, and its value then: others may put another there. ``home``: the file's module,
-    or where it has none, the dictionary of its names; or the class whose function it is."""
+    or where it has none, the dictionary of its names; or the class whose function it is; or a table, of a key."""
 
     home: Any
-    name: str
+    name: Any
     value: Any = field(hash=False)
 
     def test(self, index: int) -> str:
         """Whether it still has that value; `meaning` says what the names in it are."""
         home = f"ferryman_home_{index}"
-        now = f"{home}.get({self.name!r})" if isinstance(self.home, dict) else f"{home}.{self.name}"
+        now = f"{home}.get({self.name!r})" if isinstance(self.home, Mapping) else f"{home}.{self.name}"
         if isinstance(self.value, list | dict | set) and lasts(self.value):
             return f"ferryman_same({now}, {self.value!r})"
         same = "==" if isinstance(self.value, int | float | str | tuple) else "is"
         return f"{now} {same} ferryman_read_{index}"
 
     def current(self) -> bool:
-        now = self.home.get(self.name) if isinstance(self.home, dict) else getattr(self.home, self.name, None)
+        now = self.home.get(self.name) if isinstance(self.home, Mapping) else getattr(self.home, self.name, None)
         return now is self.value or (type(now) is type(self.value) and lasts(now) and bool(now == self.value))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,6 +89,16 @@ def lasts(value: Any) -> bool:
     return type(value) in (bool, int, str, type(None), torch.dtype) or (type(value) is float and math.isfinite(value))
 
 
+def lasting(value: Any) -> bool:
+    """Whether a value cannot change in place; a module's own settings are its own affair."""
+    if isinstance(value, tuple):
+        return all(map(lasting, value))
+    if isinstance(value, functools.partial):
+        return lasting(value.func) and all(map(lasting, (*value.args, *value.keywords.values())))
+    functions = type | types.FunctionType | types.BuiltinFunctionType | staticmethod | classmethod | property
+    return isinstance(value, _PLAIN | complex | bytes | torch.device | enum.Enum | nn.Module | functions)
+
+
 def _read_again(named: str | None, name: str, value: Any) -> Read:
     return Read({} if named is None else sys.modules.get(named, {}), name, value)
 
@@ -91,23 +112,61 @@ def meaning(reads: Sequence[Read]) -> dict[str, Any]:
 @dataclass
 class Trace:
     """All conditions of the code that was followed. ``run``: whoever runs it counts the runs that he tells apart.
-    ``numbers``: in that code, and that it reads. ``reads``: names of files that it reads, but for modules."""
+    ``numbers``: in that code, and that it reads. ``reads``: names of files that it reads, but for modules. ``sites``:
+    where it computes numbers; ``settled``: those of which no more is noted."""
 
     tests: list[Test] = field(default_factory=list)
     run: int = 0
     numbers: set[float] = field(default_factory=set)
     reads: list[Read] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    settled: set[int] = field(default_factory=set)
 
-    def read(self, names: dict[str, Any], name: str) -> None:
-        """Note that code reads a name of a file. Raises Unproven for what may change in place."""
+    def site(self, plain: bool) -> int:
+        self.sites.append(Site(plain))
+        return len(self.sites) - 1
+
+    def number(self, index: int, value: Any) -> Any:
+        """What code computes there, noted if it is a number."""
+        numbers = self.sites[index].numbers
+        if type(value) in (int, float) and len(numbers) < 2 and index not in self.settled:
+            numbers.add(value)
+        return value
+
+    def changed(self, index: int, operator: Any, left: Any, right: Any) -> Any:
+        """The right side of ``left *= right``, whose result is noted."""
+        if type(left) in (int, float) and type(right) in (int, float):
+            self.number(index, operator(left, right))
+        return right
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Runs with other sizes of what is fixed say nothing of numbers that are known."""
+        before = self.settled
+        self.settled = before | {i for i, site in enumerate(self.sites) if site.numbers}
+        yield
+        self.settled = before
+
+    def computed(self) -> set[float]:
+        """Numbers that were the same in every run."""
+        return {n for site in self.sites if len(site.numbers) == 1 for n in numbers_in(tuple(site.numbers))}
+
+    def sized(self, plain: bool) -> bool:
+        """Whether code computes numbers of sizes, otherwise than by adding and multiplying; or (plain) at all."""
+        return any(len(s.numbers) > 1 and (plain or not s.plain or float in map(type, s.numbers)) for s in self.sites)
+
+    def read(self, names: dict[str, Any], name: str, table: bool = False) -> None:
+        """Note that code reads a name of a file. Raises Unproven for what may change in place. table: one whose entries
+        are asked for alone."""
         value = names[name]
-        if isinstance(value, Tensor | list | set | functools.partial) and not lasts(value):
+        known = table or lasting(value) or lasts(value) or (callable(value) and trusted(value))
+        if isinstance(value, functools.partial) or not known:
             raise Unproven(f"it reads {name}, a {type(value).__name__} of its file, which may change in place")
         home = sys.modules.get(names.get("__name__", ""))
         self.note(home if home is not None and vars(home) is names else names, name, value)
         self.numbers |= numbers_in(value)
 
-    def note(self, home: Any, name: str, value: Any) -> None:
+    def note(self, home: Any, name: Any, value: Any) -> None:
         if all(name != known.name or home is not known.home for known in self.reads):
             kept = copy.deepcopy(value) if isinstance(value, list | dict | set) and lasts(value) else value
             self.reads.append(Read(home, name, kept))

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.ops.recognition import Candidate, Leaf
+from ferryman.ops.recognition import Candidate, Definitions, Leaf, compiled
 from ferryman.porting.model import beyond, source
-from ferryman.porting.model.leaf import NARROW, names_reached
-from ferryman.porting.model.trace import numbers_in
+from ferryman.porting.model.leaf import NARROW, names_reached, settings_of
+from ferryman.porting.model.proof import Disagreement
+from ferryman.porting.model.trace import Trace, numbers_in
 
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 
@@ -35,11 +36,25 @@ def narrowed(module: nn.Module, leaf: Leaf, numbers: frozenset[float]) -> dict[s
     return state
 
 
+def shortened(state: dict[str, Any], width: int, short: int) -> dict[str, Any]:
+    """A twin's state with rows of ``short`` in place of ``width``, and the numbers that name them."""
+    width = state["ferryman_cut"].get(width, width)
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(map(cut, value)) if type(value) in (tuple, torch.Size) else value
+        return short if isinstance(value, int) and not isinstance(value, bool) and value == width else value
+
+    sides = {side: cut(now) for side, now in state["ferryman_cut"].items()} | {width: short}
+    return {name: cut(value) for name, value in state.items()} | {"ferryman_cut": sides}
+
+
 def own_numbers(module: nn.Module) -> set[float]:
     """Those in attributes of a module, or of its class, that its forward may read."""
     reached = names_reached(type(module))
     own = source.members(type(module)) | vars(module)
-    return {n for name, value in own.items() if name in reached for n in numbers_in(value)}
+    read = {name: settings_of(value, reached) or value for name, value in own.items() if name in reached}
+    return {n for value in read.values() for n in numbers_in(value)}
 
 
 def tensors_of(state: dict[str, Any], names: Sequence[str], seed: int) -> list[Tensor]:
@@ -79,3 +94,34 @@ def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: b
     twin.__dict__["_buffers"] = {n: tensors.get(n) for n in state["_buffers"]}
     twin.__dict__["training"] = training
     return twin.forward(*given[:count])
+
+
+def left_out(
+    kind: type[nn.Module],
+    state: dict[str, Any],
+    names: Sequence[str],
+    candidate: Candidate,
+    numbers: frozenset[float],
+    trace: Trace,
+) -> list[str]:
+    """Tests that a call must pass beside. Raises Disagreement where no drawn input showed that the two differ."""
+    if candidate.rows:
+        run = functools.partial(original, kind, state, names, False)
+        tensors = tensors_of(state, names, 7)
+        ids = torch.tensor([[-1, 0]])
+        try:
+            with torch.no_grad():
+                run(ids, *tensors)
+        except (IndexError, RuntimeError):
+            return []
+        raise Disagreement("it takes numbers below zero")
+    expression = compiled(candidate.expression, ("self", "x", "gate")[: 2 + candidate.gate], ops=Definitions())
+
+    def both(state: dict[str, Any], shorter: beyond.Beyond | None) -> beyond.Beyond:
+        run = functools.partial(original, kind, state, names, False)
+        tensors, width = tensors_of(state, names, 7), state["ferryman_cut"].get(candidate.width, candidate.width)
+        given = (run, expression, candidate, state, tuple(names), tuple(tensors), width, numbers, trace)
+        return beyond.Beyond(*given, shorter)
+
+    short = shortened(state, candidate.width, beyond.SHORT)
+    return beyond.shown(both(state, both(short, None)), state["ferryman_dims"])
