@@ -12,8 +12,8 @@ most. Every goal's first cell comes before any goal's second. A cell is printed,
 
 ``--ahead N``: N processes first run each call once, for ``--ahead-seconds`` at most, which compiles kernels beside each
 other; what an autotuner finds on a busy device is not kept. They share the calls, and for a library with
-``prepare_share`` the configurations of its autotuners. A peer whose call did not end then is left out, and its row says
-so. ``--op-seconds``: no cell of a goal begins once its cells took so long.
+``prepare_share`` the configurations of its autotuners. A peer with ``SLOW_START`` whose call did not end then is left
+out, and its row says so. ``--op-seconds``: no cell of a goal begins once its cells took so long.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def timed(
     if ready is None:
         known = contenders(plan, task, sets[0])
     else:
-        here = tuple(a for a in plan.adapters if (*task.key, a.name) in ready)
+        here = tuple(a for a in plan.adapters if not a.slow_start or (*task.key, a.name) in ready)
         known = contenders(replace(plan, adapters=here), task, sets[0])
         served = [a.name for a in plan.adapters if op.name in _served(task, a)]
         late = {name: "not ready in the time ahead" for name in served if name not in {a.name for a in here}}
@@ -256,7 +256,7 @@ def ahead(share: int, of: int, todo: list[Task], plan: runner.Plan, into: Path) 
     dividing = tuple(a for a in plan.adapters if hasattr(a.module, "prepare_share"))
     for adapter in dividing:
         adapter.module.prepare_share(share, of)
-    own = replace(plan, adapters=tuple(a for a in plan.adapters if a not in dividing))
+    own = replace(plan, adapters=tuple(a for a in plan.adapters if a.slow_start and a not in dividing))
     parts = [(replace(plan, adapters=dividing), todo), (own, todo[share::of])]
     with into.open("a", buffering=1) as ended:
         for part, some in parts:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own name for it
 
 NAME = "fla"
+SLOW_START = True  # it compiles or tunes for seconds a call
 _FEW = 64  # tokens from which its authors' models take the chunked kernels
 
 

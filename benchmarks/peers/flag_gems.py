@@ -7,6 +7,7 @@ from typing import Any
 from ferryman_peers import _common
 
 NAME = "flag-gems"
+SLOW_START = True  # it compiles or tunes for seconds a call
 
 
 def available() -> str | None:

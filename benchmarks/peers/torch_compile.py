@@ -14,6 +14,7 @@ import torch
 from ferryman_peers import _functions
 
 NAME = "torch-compile"
+SLOW_START = True  # it compiles or tunes for seconds a call
 MODE = "max-autotune-no-cudagraphs"  # the benchmark captures its own graphs
 
 

@@ -14,6 +14,7 @@ from ferryman_peers import _common, _experts
 from torch import Tensor
 
 NAME = "triton-grouped"
+SLOW_START = True  # it compiles or tunes for seconds a call
 
 
 def available() -> str | None:

@@ -69,10 +69,15 @@ def test_every_goals_first_cell_comes_before_any_goals_second(goals: ModuleType)
     assert {task.op.name for task in goals.tasks(["kv_append"], 27, cells=1)} == {"kv_append"}
 
 
-def test_a_cell_is_timed_beside_its_peers_and_its_twin(goals: ModuleType, hasty: None) -> None:
+def test_a_cell_is_timed_beside_its_peers_and_its_twin(
+    goals: ModuleType, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = goals.plan_of(torch.device("cpu"), 1)
     row = goals.timed(_task(goals, "gate_topk"), plan, None, True)
     assert {"ferryman", "torch-eager"} <= set(row["trials"]), row["skipped"]
+    assert set(goals.timed(_task(goals, "gate_topk"), plan, set(), True)["trials"]) == set(row["trials"])
+    eager = next(a for a in plan.adapters if a.name == "torch-eager")
+    monkeypatch.setattr(eager.module, "SLOW_START", True, raising=False)
     late = goals.timed(_task(goals, "gate_topk"), plan, set(), True)
     assert late["skipped"]["torch-eager"] == "not ready in the time ahead" and set(late["trials"]) == {"ferryman"}
     row = goals.timed(_task(goals, "attention, sinks"), replace(plan, adapters=()), None, True)

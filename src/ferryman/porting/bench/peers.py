@@ -8,7 +8,8 @@ user's forward would have kept for a backward, the function works out before; th
 writes over what it was given owns that, and has a method ``restore``. ``STEPS``, which may be absent, maps ops to
 functions of the same arguments that autograd differentiates, whose forward and backward are timed together.
 ``prepare_share(k, n)``, which may be absent too, leaves every n-th configuration from the k-th on to a library's
-autotuners, so that n processes compile them all. Raising `NotServed` says that the library has no form
+autotuners, so that n processes compile them all. ``SLOW_START`` (False) says that a call compiles or tunes for seconds before its
+first result. Raising `NotServed` says that the library has no form
 for these arguments.
 """
 
@@ -58,6 +59,10 @@ class Adapter:
     def steps(self) -> dict[str, Callable[..., Any]]:
         served: dict[str, Callable[..., Any]] = getattr(self.module, "STEPS", {})
         return served
+
+    @property
+    def slow_start(self) -> bool:
+        return bool(getattr(self.module, "SLOW_START", False))
 
     def call_of(self, op: str, args: tuple[Any, ...]) -> Callable[[], Any]:
         known, function = registry.primitive(op), self.ops[op]
