@@ -93,6 +93,17 @@ class M(nn.Module):
 """
 
 
+def _conv(after: str) -> str:
+    return f"""def conv(x, weight, bias=None, activation=None):
+    y = F.conv1d(x, weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=x.shape[1])[..., :x.shape[-1]]
+    {after}
+    return y if activation is None else F.silu(y)
+class M(nn.Module):
+    def __init__(self): super().__init__(); self.w = nn.Parameter(torch.linspace(-1, 1, 256).reshape(64, 4))
+    def forward(self, x): return conv(x.transpose(1, 2), self.w, None, "silu").transpose(1, 2)
+"""
+
+
 FRESH: dict[str, str] = {
     # values
     "a branch on a large value": _NORM + "        return y if x.abs().max() < 6e4 else y * 2\n",
@@ -364,6 +375,11 @@ FRESH: dict[str, str] = {
     "an activation of far rows in a gate": "class A(nn.Module):\n    def __init__(self): super().__init__(); self.t = 120\n    def forward(self, x): return torch.cat((F.silu(x[:, :self.t * self.t]), x[:, self.t * self.t:]), 1)\nclass M(Mlp):\n    def __init__(self): super().__init__(); self.act = A()\n    def forward(self, x): return self.act(self.a(x)) * self.b(x)\n",
     "an activation of far columns": "class A(nn.Module):\n    def forward(self, x): return torch.cat((F.silu(x[..., :63]), x[..., 63:] * 0.5), -1)\nclass M(Mlp):\n    def __init__(self): super().__init__(); self.act = A()\n    def forward(self, x): return self.act(self.a(x)) * self.b(x)\n",
     "a lookup of a class": "class M(Mlp):\n    gate = staticmethod(F.silu)\n    def forward(self, x): return type(self).gate(self.a(x)) * self.b(x)\n",
+    "a convolution of far tokens": _conv("y = torch.cat((y[..., :5000], 2 * y[..., 5000:]), -1)"),
+    "a convolution of twenty tokens": _conv("y = torch.cat((y[..., :20], 2 * y[..., 20:]), -1)"),
+    "a convolution of computed tokens": _conv("n = 8; n = n * n * n * n; y = torch.cat((y[..., :n], 2 * y[..., n:]), -1)"),
+    "a convolution with a bound": _conv("y = y.clamp(-1e9, 1e9)"),
+    "a turn of the eighth batch": "def rope(q, k, c, s): c, s = c[:, None], s[:, None]; q = torch.cat((q[:7], 2 * q[7:])); return q * c + turn(q) * s, k * c + turn(k) * s\nclass M(Heads):\n    def forward(self, x): c, s = self.angles(x.shape[1], 16); q, k = rope(self.heads(x), self.heads(x + 1), c, s); return self.back(q - k)\n",
     # experts
     **{f"experts: {what}": _experts(**fault) for what, fault in {
         "renormalised": {"shares": "w / w.sum(-1, keepdim=True)"},

@@ -152,7 +152,7 @@ MODULES: dict[str, Callable[[Any], Any]] = {
     "another scale": lambda m: setattr(m, "scale", 5.0),
     "another eps": lambda m: setattr(m, "eps", 0.5),
     "another slope": _held("act", lambda act: act.__setattr__("beta", 2.0)),
-    "gradients that are there": lambda m: [setattr(p, "grad", torch.ones_like(p)) for p in m.parameters()],
+    "gradients that are there": lambda m: [p.__setattr__("grad", torch.ones_like(p)) for p in m.parameters()],
     "a hook of its activation": _held("act", lambda act: act.register_forward_hook(lambda m, i, o: o * 2)),
     "a hook of its norm": _held("n", lambda n: n.register_forward_pre_hook(lambda m, i: (i[0] + 1,))),
     "a hook": lambda m: m.register_forward_hook(lambda m, i, o: o * 2),

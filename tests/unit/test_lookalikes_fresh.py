@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+import ferryman
 from ferryman.porting.model.classes import is_ported
-from tests.unit.lookalikes_fresh import DEVICES, FRESH, HEAD, RIGHT
+from tests.unit.lookalikes_fresh import DEVICES, FRESH, HEAD, RIGHT, _conv
 from tests.unit.situations import Pair, Stage, apart, rows
 
 _SHARES = 12
@@ -65,6 +66,13 @@ def test_what_is_right_is_ported(what: str, tmp_path: Path) -> None:
     inner: Any = pair.model.get_submodule(paths[op])
     assert [t for t in type(inner).ferryman_recipe.role.tests if "numel" in t] == sizes
     assert not pair.check(Stage("plain", rows(2, 5, 4096 if "wide" in what else 64)))
+
+
+def test_a_right_convolution_is_served(tmp_path: Path) -> None:
+    pair = Pair(HEAD + _conv("pass"), f"conv_{abs(hash(str(tmp_path)))}", tmp_path)
+    with ferryman.trace() as trace:
+        assert not pair.check(Stage("plain", rows(2, 5, 64)))
+    assert [op for op, _ in trace.calls] == ["causal_conv1d"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

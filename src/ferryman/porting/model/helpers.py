@@ -116,6 +116,11 @@ def _prove_helper(call: Any, helper: Helper, trace: Trace) -> Proof:
         odd = x.clone()
         odd.view(-1)[3] = value
         more.append((x * value if math.isfinite(value) else odd, *rest))
+    for n in sorted(n for n in numbers if 2 < n < _LONGEST and n == int(n)):
+        given = helper.draw(0)
+        size = given[0].shape[0]  # of batches, or of tokens
+        longer = -(-int(n + 1) // size)
+        more.append(tuple(a.repeat(longer, *(1,) * (a.dim() - 1)) if a.shape[0] == size else a for a in given))
     beyond = prove(call, expression, more, storage=(), gradients=False)
     return proof if beyond.ok else beyond
 

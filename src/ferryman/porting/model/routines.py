@@ -7,6 +7,7 @@ it that hands the call on, if its code is known here.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import types
@@ -28,6 +29,8 @@ from ferryman.porting.model.proof import Proof, prove
 from ferryman.porting.model.trace import Read, Trace, Unproven, meaning
 
 _DEFINITIONS = Definitions()
+# Draws have as many tokens, and more: what a larger number in the code bounds, they do not show.
+_DRAWN = 8
 # Code of a library's decorators -> whether one of them hands calls on to what it wraps, not to another implementation.
 # It may act on keywords beyond the wrapped function's own parameters; their names stand in its code.
 wrappers: dict[types.CodeType, Callable[[types.FunctionType], bool]] = {}
@@ -110,6 +113,9 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
         try:
             guards = tuple(trace.guards(routine.entered))
         except Unproven:
+            continue
+        asked = {n.value for text, _ in guards for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant)}
+        if any(abs(n) > _DRAWN and n not in {*defaults, *asked} for n in trace.numbers | trace.computed()):
             continue
         op = routine.op
         shown.add(fixed)
