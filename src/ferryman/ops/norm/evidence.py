@@ -112,6 +112,14 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
         add("exact_powers_ragged", (5, 257), fill="powers", eps=0.0, inexact=ragged)
         add("exact_powers_4096", (1021, 4096), tier="standard", fill="powers", eps=0.0, inexact=())
         add("exact_powers_long", (17, 65_536), tier="standard", fill="powers", eps=0.0, inexact=())
+    # a weight, or a bias that nothing is added to, halfway between two 16-bit numbers: so is the result
+    if bias:
+        add("exact_ties", (7, 256), weight="float32", fill="plateaus", eps=0.25, inexact=())
+    else:
+        gradients = ("grad_x", "grad_sum", "grad_weight")
+        add("exact_ties", (7, 256), weight="float32", fill="powers", eps=0.0, inexact=gradients)
+    halfway = TensorSpec((256,), dtype="float32", fill="halfway")
+    cases[-1] = replace(cases[-1], args={**cases[-1].args, "bias" if bias else "weight": halfway})
     # long rows, read in parts, whose terms a cast to 16 bits rounds alike; with a large eps little but the mean of the
     # gradients can be off
     for name, cotangent, eps in (("wide_between", "between_signs", 1e-6), ("wide_between_eps", "between", 16.0)):
@@ -138,6 +146,11 @@ def _signs(d: Draw) -> Tensor:
     return _sign(d.columns() + 2 * d.rows())
 
 
+def _halfway(d: Draw) -> Tensor:
+    odd = 2 * (d.uniform() * 32).floor() + 1
+    return 1 + odd * torch.where(d.uniform(3) < 0.5, 2.0**-8, 2.0**-11)
+
+
 def _powers(d: Draw) -> Tensor:
     return _signs(d) * torch.exp2((d.rows() * 5 % 7 - 3).double())
 
@@ -152,6 +165,7 @@ def _plateaus(d: Draw) -> Tensor:
 
 _FILLS = (
     Fill("powers", "one power of two a row, with signs: the mean square is a power of four", _powers, False),
+    Fill("halfway", "between 1 and 2: half of them between two numbers of bfloat16, half of float16", _halfway, False),
     Fill("levels", "an integer a row, plus and minus a power of two: so is the deviation", _levels, False),
     Fill("plateaus", "one integer a row: deviation 0", _plateaus, False),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,6 +61,10 @@ def _cases() -> Sequence[Case]:
     add("contiguous", (2, 2, 5, 64), 2, layout="contiguous")
     add("offset", (2, 2, 5, 64), 2, layout="offset")
     add("strided_last", (2, 2, 5, 64), 2, layout="last")
+    # angles narrower than x, and sines that do not lie as the cosines do
+    add("angles_apart", (2, 2, 17, 64), 2, cos_dtype="bfloat16")
+    sines = replace(cases[-1].args["sin"], layout="strided:17,1,17+1")
+    cases[-1] = replace(cases[-1], args={**cases[-1].args, "sin": sines})
     add("empty", (0, 2, 5, 64), 2)
     for fill in ("offset", "large", "nonfinite"):
         add(f"fill_{fill}", (1, 2, 9, 64), 2, fill=fill)
