@@ -24,8 +24,8 @@ def _served(
     if (
         input.dtype in STORAGE_DTYPES
         and all(t.dtype is input.dtype and t.device == input.device for t in tensors)
-        and all(t.dim() == 1 and t.shape[0] == input.shape[1] for t in tensors[1:])
         and input.dim() >= 2
+        and all(t.dim() == 1 and t.shape[0] == input.shape[1] for t in tensors[1:])
         and num_groups >= 1
         and input.shape[1] % num_groups == 0
         and input.numel() > num_groups
