@@ -17,22 +17,19 @@ from torch import Tensor, nn
 
 import ferryman
 from ferryman.errors import PortError
-from tests.unit.disguises import HEAD, RIGHT, WRONG
+from tests.unit import disguises, disguises_more
+from tests.unit.disguises import HEAD
+
+RIGHT = disguises.RIGHT | disguises_more.RIGHT
+WRONG = disguises.WRONG | disguises_more.WRONG
 
 # how many of a kind's spellings are left today, and why
 LEFT = {
-    "the weight in a ParameterList or ParameterDict": 3,  # a leaf has no child
-    "nested functions, lambdas, try, *args": 2,  # no proof follows a handler, or names of arguments that have none
-    "softmax as a method or a module": 1,  # a method that is called as a function of its class
-    "g * sigmoid(g) * u": 2,  # across two statements; in a method
-    "a gate of a table or ModuleDict": 1,  # an entry that an attribute names
-    "rope inline, as a method or nested": 4,
-    "a residual by .add or +=": 2,  # in place: another name may have that tensor
-    "index_select as an embedding": 1,
-    "padding on the left and a convolution": 2,
-    "a subclass of Conv1d": 2,
-    "a LayerNorm that transposes around": 1,
-    "getattr of a library": 1,  # a function that an attribute names
+    "nested functions, lambdas, try, *args": 1,  # no proof follows a handler
+    "where a norm's numbers come from": 1,  # an eps that is a tensor: the op takes a number
+    "an activation in other words": 2,  # a sum and a product in one call; a child that is a sequence
+    "a causal convolution in other words": 1,  # a sequence of a pad and a convolution
+    "rows of a table in other words": 2,  # 0 times what is not finite; numbers below zero
 }
 
 

@@ -100,7 +100,8 @@ class Layer:
     candidate's. beside: ops that the expression calls once beside ``op``. canonical: what makes one of results between
     which the module's own calls leave the choice open; applied to both sides before they are compared. refused: how
     many of the seeds, the last ones, the block may refuse: an error is no result. numbers: the input of whole numbers
-    that a block goes over one by one, if it does, with a number in those last seeds that the others never have.
+    that a block goes over one by one, if it does, with a number in those last seeds that the others never have. axis:
+    of its inputs, along which they may be of any length.
     """
 
     op: str
@@ -114,6 +115,7 @@ class Layer:
     canonical: Callable[[Any], Any] | None = None
     refused: int = 0
     numbers: int | None = None
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ class Helper:
 
     parameters: how many of its first arguments are tensors, ``a0`` and on, which the expression reads. draw: float64
     arguments of a seed. guard: an expression over them that must hold; else the original is called. strict: one more,
-    which is left out where the proof also holds for first arguments of a storage dtype beside float32 ones.
+    which is left out where the proof also holds for first arguments of a storage dtype beside float32 ones. joined: the
+    last argument is a complex one; the draw, and ``proof``, the expression to prove, have its parts. A draw that takes
+    a ``width`` gives arguments of that, for functions whose code names it.
     """
 
     op: str
@@ -131,6 +135,8 @@ class Helper:
     draw: Callable[[int], tuple[Tensor, ...]]
     guard: str
     strict: str = "True"
+    joined: bool = False
+    proof: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,25 @@ from typing import Any
 from torch import fx
 from torch.nn import functional
 
-from ferryman.ops.recognition import Gate
+from ferryman.ops.recognition import Candidate, Gate, Leaf
+
+_WIDTH = 96
 
 
 def gates() -> Iterator[Gate]:
     yield Gate("silu_mul", functional.silu)
     yield Gate("gelu_mul", functools.partial(functional.gelu, approximate="tanh"), ("tanh",))
     yield Gate("gelu_mul", functional.gelu, ("none",))
+
+
+def modules(leaf: Leaf) -> Iterator[Candidate]:
+    """What takes the gate and the other factor, in either order."""
+    if leaf.inputs != 2 or leaf.vectors or leaf.matrices or leaf.scalars or leaf.rows:
+        return
+    for gate in gates():
+        extra = "".join(f", {value!r}" for value in gate.extra)
+        yield Candidate(gate.op, f"ops.{gate.op}(gate, x{extra})", _WIDTH, gate=True)
+        yield Candidate(gate.op, f"ops.{gate.op}(x, gate{extra})", _WIDTH, gate=True)
 
 
 def _silu_term(n: Any, node: fx.Node, x: Any, inplace: bool = False) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.causal_conv1d.definition import ACTIVATIONS
-from ferryman.ops.recognition import Cut, Routine, Signature
+from ferryman.ops.recognition import Block, Cut, Layer, Routine, Signature
 
 # (batch, channels, length, width, magnitude) of a seed; the first has a bias, and every second one after it
 _WHOLE = (
@@ -42,6 +42,42 @@ def cuts(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Cut]:
     expression = f"ops.causal_conv1d(x, self.{weight}.squeeze(1), {bias})[0]"
     guard = f"x.dim() == 3 and x.dtype is self.{weight}.dtype and x.dtype.itemsize < 8"
     yield Cut("causal_conv1d", expression, tuple((b, channels, n) for b, n in ((2, 7), (1, 1), (1, width + 8))), guard)
+
+
+def blocks(block: Block) -> Iterator[Layer]:
+    """What pads before it convolves: a weight (channels, 1, width) or (channels, width), and a bias or none."""
+    weights = [n for n, shape in block.tensors.items() if len(shape) == 2 or (len(shape) == 3 and shape[1] == 1)]
+    others = [n for n in block.tensors if n not in weights]
+    if len(weights) != 1 or len(others) > 1 or block.inputs != 1:
+        return
+    (weight,) = weights
+    shape = block.tensors[weight]
+    channels, width = shape[0], shape[-1]
+    if width > _WIDEST or channels > _MOST_CHANNELS or (others and block.tensors[others[0]] != (channels,)):
+        return
+    bias = f"self.{others[0]}" if others else "None"
+    plain = f"self.{weight}{'.squeeze(1)' if len(shape) == 3 else ''}"
+    guard = f"a0.dim() == 3 and a0.shape[2] > 0 and a0.dtype is self.{weight}.dtype and a0.dtype.itemsize < 8"
+    guard += f" and a0.shape[1] == self.{weight}.shape[0]"
+    sizes = {size: size for size in (*shape, channels)}
+    draw = functools.partial(_draw_channels, channels, width)
+    outcome = None if block.run is None else block.run(sizes, draw(0))
+    if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != draw(0)[0].shape:
+        return
+    yield Layer(
+        "causal_conv1d", f"ops.causal_conv1d(a0, {plain}, {bias})[0]", sizes, draw, len(_BATCHES), guard, axis=2
+    )
+
+
+_WIDEST, _MOST_CHANNELS = 16, 1 << 14
+# (batch, length beside the width, magnitude) of a seed
+_BATCHES = ((2, 5, 1.0), (1, -2, 2.0), (3, 0, 8.0), (1, 11, 300.0), (2, 1, 1e-3))
+
+
+def _draw_channels(channels: int, width: int, seed: int) -> tuple[Tensor, ...]:
+    batch, more, size = _BATCHES[seed]
+    shape = (batch, channels, max(1, width + more))
+    return (size * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64),)
 
 
 def routines(signature: Signature) -> Iterator[Routine]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,18 +45,29 @@ _ANGLES: tuple[tuple[str, str, str, bool], ...] = (
     ("half", "{c}.repeat_interleave(2, -1)", "{c}.repeat_interleave(2, -1)", True),
     ("full", _TWICE, _TWICE, True),
     ("full", "{c}", "-({c})", False),  # the other way round
+    ("half", "torch.cat(({c}, {c}), -1)", "-torch.cat(({c}, {c}), -1)", False),
 )
 _PLACES = (  # of the angles: dimensions beside the batch, and what makes (B or 1, S, R) of them
-    (3, "{c}"),  # (B, S, R)
-    (2, "{c}.unsqueeze(0)"),  # (S, R)
-    (4, "{c}.squeeze(1)"),  # (B, 1, S, R)
+    (3, "{c}", ""),  # (B, S, R)
+    (2, "{c}.unsqueeze(0)", ""),  # (S, R)
+    (4, "{c}.squeeze(1)", ""),  # (B, 1, S, R)
+    (4, "{c}.squeeze(2)", "bshd"),  # (B, S, 1, R), beside queries that lie so
 )
 
 
 def _draw(
-    layout: _Layout, kind: str, dims: int, whole: bool, pair: bool, turned: bool, seed: int
+    layout: _Layout,
+    kind: str,
+    dims: int,
+    behind: bool,
+    whole: bool,
+    pair: bool,
+    turned: bool,
+    seed: int,
+    width: int = 0,
 ) -> tuple[Tensor, ...]:
-    size, heads, fewer, tokens, width = _SIZES[seed]
+    size, heads, fewer, tokens, usual = _SIZES[seed]
+    width = width or usual
     rotary = width if whole else width // 2
     generator = torch.Generator().manual_seed(seed)
 
@@ -63,7 +75,9 @@ def _draw(
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     batch = () if layout.name == "shd" or dims == 2 else (size,)
-    lead = (size, 1, tokens) if dims == 4 else (*batch, tokens)
+    lead = (*batch, tokens)
+    if dims == 4:
+        lead = (size, tokens, 1) if behind else (size, 1, tokens)
     angles = []
     for _ in range(2):
         angles.append(normal(*lead, rotary // 2 if kind == "half" else rotary))
@@ -79,8 +93,8 @@ def helpers() -> Iterator[Helper]:
         count = 2 if pair else 1
         names = [f"a{i}" for i in range(count + 2)]
         for layout in _LAYOUTS:
-            for dims, place in _PLACES:
-                if layout.name == "shd" and dims != 2:
+            for dims, place, only in _PLACES:
+                if (layout.name == "shd" and dims != 2) or only not in ("", layout.name):
                     continue
                 for kind, cosine, sine, interleaved in _ANGLES:
                     for turned in (False, True):
@@ -88,10 +102,22 @@ def helpers() -> Iterator[Helper]:
                         given = [cosine.format(c=place.format(c=cos)), sine.format(c=place.format(c=sin))]
                         rope = _expression(names[:count], layout, given, interleaved)
                         for whole in (True, False):
-                            draw = functools.partial(_draw, layout, kind, dims, whole, pair, turned)
-                            guard = _guard(names, count, layout, dims, kind == "half", whole)
+                            draw = functools.partial(_draw, layout, kind, dims, bool(only), whole, pair, turned)
+                            guard = _guard(names, count, layout, dims, kind == "half", whole, 2 if only else 1)
                             strict = f"{names[0]}.dtype is {names[count]}.dtype"
                             yield Helper("rope", rope, count + 2, draw, guard, strict)
+                            if dims == 2 and kind == "half" and interleaved and not turned:
+                                yield _joined(names, count, rope, draw, layout, whole)
+
+
+def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout, whole: bool) -> Helper:
+    """Of complex angles, cosine and sine in one."""
+    angle = names[count]
+    spelled = rope.replace(names[count + 1], f"{angle}.imag").replace(f"{angle}.unsqueeze", f"{angle}.real.unsqueeze")
+    width = f"{angle}.shape[-1] * 2 {'==' if whole else '<'} a0.shape[-1]"
+    guard = f"a0.dim() == {layout.dims} and {angle}.dtype is torch.complex64 and {angle}.dim() == 2 and {width}"
+    guard += f" and a0.dtype.itemsize < 8 and not {angle}.requires_grad" + " and a0.dtype is a1.dtype" * (count == 2)
+    return Helper("rope", spelled, count + 1, draw, guard, "a0.dtype is torch.float32", True, rope)
 
 
 def _expression(xs: list[str], layout: _Layout, angles: list[str], interleaved: bool) -> str:
@@ -108,14 +134,14 @@ def _expression(xs: list[str], layout: _Layout, angles: list[str], interleaved: 
     return layout.back.format(x=call)
 
 
-def _guard(names: list[str], count: int, layout: _Layout, dims: int, half: bool, whole: bool) -> str:
+def _guard(names: list[str], count: int, layout: _Layout, dims: int, half: bool, whole: bool, one: int) -> str:
     first, angle = names[0], names[count]
     width = f"{angle}.shape[-1]{' * 2' if half else ''} {'==' if whole else '<'} {first}.shape[-1]"
     parts = [f"{first}.dim() == {layout.dims}", f"{angle}.dim() == {dims}", width]
     if dims > 2:
         parts.append(f"{angle}.shape[0] in (1, {first}.shape[0])")
     if dims == 4:
-        parts.append(f"{angle}.shape[1] == 1")
+        parts.append(f"{angle}.shape[{one}] == 1")
     if count == 2:
         parts.append(f"{first}.dtype is {names[1]}.dtype")
     parts += [f"{first}.dtype.itemsize < 8", f"{angle}.dtype.itemsize < 8", f"not {angle}.requires_grad"]

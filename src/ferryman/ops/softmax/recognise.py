@@ -5,18 +5,26 @@ NaN there, and +inf here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from ferryman.ops.recognition import Graph, Served, Traced
+from ferryman.ops.recognition import Candidate, Graph, Leaf, Served, Traced
 from ferryman.ops.softmax.definition import cross_entropy as op_cross_entropy
 from ferryman.ops.softmax.definition import softmax as op_softmax
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+
+
+def modules(leaf: Leaf) -> Iterator[Candidate]:
+    """Written out, over the last dimension."""
+    if not (leaf.vectors or leaf.matrices or leaf.scalars or leaf.rows):
+        # the gradient of a largest number that is taken off cancels, and leaves rounding where rows are saturated
+        for gradient in (True, False):
+            yield Candidate("softmax", "ops.softmax(x)", 96, gradient=gradient)
 
 
 def functional_softmax(
@@ -104,6 +112,7 @@ def functions() -> Mapping[Any, Served]:
         functional.softmax: Served("softmax", functional_softmax, functional_narrowed),
         functional.cross_entropy: Served("cross_entropy", cross_entropy),
         torch.softmax: Served("softmax", torch_softmax, torch_narrowed),
+        torch.Tensor.softmax: Served("softmax", torch_softmax),
     }
 
 

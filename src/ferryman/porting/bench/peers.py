@@ -8,9 +8,8 @@ user's forward would have kept for a backward, the function works out before; th
 writes over what it was given owns that, and has a method ``restore``. ``STEPS``, which may be absent, maps ops to
 functions of the same arguments that autograd differentiates, whose forward and backward are timed together.
 ``prepare_share(k, n)``, which may be absent too, leaves every n-th configuration from the k-th on to a library's
-autotuners, so that n processes compile them all. ``SLOW_START`` (False) says that a call compiles or tunes for seconds before its
-first result. Raising `NotServed` says that the library has no form
-for these arguments.
+autotuners, so that n processes compile them all. ``SLOW_START`` (False) says that a call compiles or tunes for seconds
+before its first result. Raising `NotServed` says that the library has no form for these arguments.
 """
 
 from __future__ import annotations

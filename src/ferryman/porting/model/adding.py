@@ -22,6 +22,7 @@ from ferryman.porting.model.serving import attempt
 
 ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, addend) -> (result, sum)
 HOME = "ferryman_home"  # the class that has that method; another class over it may have another forward
+IN_PLACE = "ferryman_in_place"  # of a sum that the program writes over its first term
 CALL, HELD = "ferryman_added", "ferryman_held"  # what the changed tree calls
 _PURE = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.expr_context, ast.operator)
 _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
@@ -30,9 +31,13 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
 # What a changed forward calls --------------------------------------------------------------------------------
 
 
-def added(module: Any, a: Any, b: Any, method: bool = False) -> tuple[Any, Any]:
-    """(module(a + b), a + b), where the program says ``a + b``, or ``a.add(b)`` (method). Apart where the module is not
+def added(module: Any, a: Any, b: Any, method: bool | None = False) -> tuple[Any, Any]:
+    """(module(a + b), a + b), where the program says ``a + b``, ``a.add(b)`` (method), or ``a += b`` (None). Apart
+    where the module is not
     ported, has hooks or another forward, and under autocast, which adds in another dtype than a norm is computed in."""
+    if method is None and not _alike(a, b):
+        a += b
+        return module(a), a
     if method and not isinstance(a, Tensor):
         total = a.add(b)
         return module(total), total
@@ -57,9 +62,9 @@ def added(module: Any, a: Any, b: Any, method: bool = False) -> tuple[Any, Any]:
     return pair
 
 
-def added_in_a_list(module: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
+def added_in_a_list(module: Any, a: Any, b: Any, method: bool | None = False) -> tuple[list[Any], Any]:
     """`added`, with the result in a list that its one reader empties: no local keeps it alive."""
-    y, total = added(module, a, b)
+    y, total = added(module, a, b, method)
     return [y], total
 
 
@@ -139,6 +144,50 @@ def fused(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -
         fused_tree.body = finder.block(fused_tree.body)
         finder.visit(fused_tree)
     return fused_tree
+
+
+def in_place(tree: ast.FunctionDef, self_name: str, norms: frozenset[str], fresh: frozenset[str]) -> bool:
+    """Make additions in place to what only their local has, and a norm reads next, sums that norms take; whether there
+    are any. fresh: attributes whose results nothing else has."""
+    finder, body, before = _Finder(self_name, norms), tree.body, len(tree.body)
+    changed = False
+    for i in range(1, before - 1):
+        name, term = _written_over(body[i])
+        made = body[i - 1]
+        if term is None or not isinstance(made, ast.Assign) or ast.unparse(made.targets[0]) != name:
+            continue
+        call = made.value
+        own = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        child = own and ast.unparse(call.func).partition(".") in [(self_name, ".", f) for f in fresh]  # type: ignore[attr-defined]
+        cloned = own and call.func.attr == "clone" and not call.args and not call.keywords  # type: ignore[attr-defined]
+        first = finder._first(body[i + 1], {name}) if len(made.targets) == 1 and (child or cloned) else None
+        if first is None or name in {n.id for n in ast.walk(term) if isinstance(n, ast.Name)}:
+            continue
+        total = ast.BinOp(ast.Name(name, ast.Load()), ast.Add(), term)
+        setattr(total, IN_PLACE, True)
+        body[i] = ast.fix_missing_locations(
+            ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], ast.copy_location(total, body[i])), body[i])
+        )
+        finder.count = i
+        body[:] = finder._put(body, i, i + 1, first)
+        changed = True
+    return changed
+
+
+def _written_over(statement: ast.stmt) -> tuple[str, ast.expr | None]:
+    """h and x of ``h += x`` or ``h.add_(x)``."""
+    if (
+        isinstance(statement, ast.AugAssign)
+        and isinstance(statement.op, ast.Add)
+        and isinstance(statement.target, ast.Name)
+    ):
+        return statement.target.id, statement.value
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "add_":
+        return "", None
+    own = call.func.value
+    plain = isinstance(own, ast.Name) and len(call.args) == 1 and not call.keywords
+    return (own.id, call.args[0]) if plain and isinstance(own, ast.Name) else ("", None)
 
 
 def alone(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> set[str]:
@@ -229,7 +278,9 @@ class _Finder(ast.NodeTransformer):
         assert isinstance(statement, ast.Assign) and value is not None
         name = f"ferryman_y{self.count}"
         self.count += 1
-        fused_call = ast.Call(ast.Name(HELD, ast.Load()), [copy.deepcopy(call.func), value.left, value.right], [])
+        given = [copy.deepcopy(call.func), value.left, value.right]
+        given += [ast.Constant(None)] if hasattr(value, IN_PLACE) else []
+        fused_call = ast.Call(ast.Name(HELD, ast.Load()), given, [])
         target = ast.Tuple([ast.Name(name, ast.Store()), statement.targets[0]], ast.Store())
         whole = ast.Assign([target], ast.copy_location(fused_call, value))
         if hasattr(statement, "ferryman_outer"):

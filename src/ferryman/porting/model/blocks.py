@@ -282,15 +282,20 @@ def _longer(runs: _Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
     if runs.trace.sized(plain=bool(large)):
         large.append(_LONG)
     inputs: list[tuple[Any, ...]] = []
+    axis = runs.layer.axis
     for length in sorted(whole | {_LONG}):
         given = runs.layer.draw(0)
-        rows = given[0].shape[0]
-        more = -(-length // rows)
-        same = [x.repeat(more, *(1,) * (x.dim() - 1))[:length] if x.shape[:1] == (rows,) else x for x in given]
-        inputs.append((*same, *runs.tensors))
+        rows = given[0].shape[axis]
+        inputs.append((*(_repeated(x, axis, rows, length) for x in given), *runs.tensors))
     original = _then(alike, functools.partial(runs, False, count))
     proof = prove(original, _candidate(runs, count, alike), inputs, storage=(), gradients=False, values=True)
     return proof, min(large, default=0)
+
+
+def _repeated(x: Tensor, axis: int, rows: int, length: int) -> Tensor:
+    if x.dim() <= axis or x.shape[axis] != rows:
+        return x
+    return x.repeat(*(-(-length // rows) if i == axis else 1 for i in range(x.dim()))).narrow(axis, 0, length)
 
 
 def _prove(runs: _Runs, count: int) -> Proof:

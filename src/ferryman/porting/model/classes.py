@@ -11,6 +11,7 @@ from torch import nn
 from ferryman.ops.recognition import Gate
 from ferryman.porting.model import adding, gating, recognise, rewrite, serving, source
 from ferryman.porting.model.leaf import class_code
+from ferryman.porting.model.part import NONE, Parted
 from ferryman.porting.model.recognise import Role
 
 
@@ -18,8 +19,8 @@ from ferryman.porting.model.recognise import Role
 class Recipe:
     """What a ported class is made of: a proven role; or, and beside a role that gives no gradient, a served copy of its
     methods, with the attributes that are known activations, those whose cut result is known, norms that take an
-    addition, and callables that are no modules; or, for an activation that a gated op takes, its gate, and tests of
-    what it reads."""
+    addition, callables that are no modules, and parts that are proven; or, for an activation that a gated op takes, its
+    gate, and tests of what it reads."""
 
     role: Role | None = None
     gates: frozenset[str] = frozenset()
@@ -29,14 +30,15 @@ class Recipe:
     norms: frozenset[str] = frozenset()
     callables: rewrite.Callables = frozenset()
     tests: tuple[str, ...] = ()
+    parted: Parted = NONE
 
     def served(self, original: Any) -> rewrite.Rewritten:
         """A class's methods with their served calls."""
-        return rewrite.rewritten(original, self.gates, self.cuts, self.norms, self.callables)
+        return rewrite.rewritten(original, self.gates, self.cuts, self.norms, self.callables, self.parted)
 
     def __hash__(self) -> int:
         role = None if self.role is None else (self.role.expression, self.role.guards)
-        return hash((role, self.gates, self.gate is None, self.cuts, self.norms, self.callables))
+        return hash((role, self.gates, self.gate is None, self.cuts, self.norms, self.callables, self.parted))
 
 
 def ported_class(original: Any, recipe: Recipe) -> type[nn.Module]:

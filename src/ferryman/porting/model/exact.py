@@ -22,6 +22,7 @@ _CASTS = {Tensor.float: None, Tensor.half: None, Tensor.bfloat16: None}
 SHARE = 0.8  # of the free memory that the twin of one module may take
 
 
+_TYPES = {"torch.FloatTensor", "torch.HalfTensor", "torch.BFloat16Tensor"}
 _GROUPED = getattr(torch, "_grouped_mm", None)
 
 
@@ -44,6 +45,9 @@ class Widened(TorchFunctionMode):
         if func in _CASTS:
             return args[0].to(self.dtype)
         wide = self.dtype
+        if func is Tensor.type and len(args) == 2 and isinstance(args[1], torch.dtype | str):
+            narrow = args[1] in NARROW or args[1] in _TYPES  # it is C's, and no argument of it may be swapped
+            return args[0].to(wide) if narrow else func(*args, **(kwargs or {}))
 
         def swap(leaf: Any) -> Any:
             return wide if isinstance(leaf, torch.dtype) and leaf in NARROW else leaf

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import re
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions, Helper, compiled
 from ferryman.porting.model.branches import follow_function
-from ferryman.porting.model.proof import Proof, prove
+from ferryman.porting.model.exact import Widened
+from ferryman.porting.model.proof import Proof, flat, prove
 from ferryman.porting.model.trace import Read, Trace, Unproven, meaning
 
 _DEFINITIONS = Definitions()
 _LONGEST = 1000  # tokens of the longest draw
+_WIDEST = 512  # heads whose width code names
 
 
 @dataclass(frozen=True)
@@ -68,39 +71,123 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
         if isinstance(value, int) and not isinstance(value, bool):
             variants += [defaults | {name: other} for other in (0, 1, 2) if other != value]
     for variant in variants:
-        shown: list[Helper] = []
-        for helper in wanted:
-            if not all(_beside(helper, h) for h in shown):
-                continue
-            call = functools.partial(followed, **variant)
-            proof = _prove_helper(call, helper, trace)
-            if not proof.ok:
-                continue
-            try:
-                if trace.guards():
-                    return
-            except Unproven:
+        for form in _shown(functools.partial(followed, **variant), wanted, trace):
+            if form is None:
                 return
-            shown.append(helper)
-            guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
-            long = [n for n in trace.numbers | trace.computed() if abs(n) >= _LONGEST]
-            guard += f" and a0.numel() <= {int(min(map(abs, long)))}" if long else ""
-            yield Form(helper, guard, tuple(variant.items()), proof, tuple(trace.reads))
+            yield replace(form, fixed=tuple(variant.items()))
+
+
+def forms_of_call(call: Any, trace: Trace, count: int) -> list[Form]:
+    """What a followed call of so many tensors is proven to compute; empty for most."""
+    forms = [*_shown(call, [h for h in proposals("helpers") if h.parameters == count], trace)]
+    return [f for f in forms if f is not None] if None not in forms else []
+
+
+def _shown(call: Any, wanted: list[Helper], trace: Trace) -> Iterator[Form | None]:
+    """Its forms; None, the last, where no proof follows a branch of it."""
+    shown: list[Helper] = []
+    results: dict[Any, Any] = {}
+    for helper in itertools.chain(wanted, _sized(wanted, trace.numbers | trace.computed(), shown)):
+        if not all(_beside(helper, h) for h in shown) or not _near(call, helper, results):
+            continue
+        proof = _prove_helper(call, helper, trace)
+        if not proof.ok:
+            continue
+        try:
+            if trace.guards():
+                yield None
+                return
+        except Unproven:
+            yield None
+            return
+        shown.append(helper)
+        guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
+        long = [n for n in trace.numbers | trace.computed() if abs(n) >= _LONGEST]
+        guard += f" and a0.numel() <= {int(min(map(abs, long)))}" if long else ""
+        yield Form(helper, guard, (), proof, tuple(trace.reads))
+
+
+def _sized(wanted: list[Helper], numbers: set[float], shown: list[Helper]) -> Iterator[Helper]:
+    """Helpers of the widths that the code may name, where none holds for all."""
+    if shown:
+        return
+    whole = {int(abs(n)) for n in numbers if n == int(n) and 2 <= abs(n) <= _WIDEST}
+    for width in sorted(whole | {2 * n for n in whole}):
+        for helper in wanted:
+            if width % 2 == 0 and _takes_width(helper.draw):
+                guard = f"{helper.guard} and a0.shape[-1] == {width}"
+                draw: Any = helper.draw
+                yield replace(helper, draw=functools.partial(draw, width=width), guard=guard)
+
+
+def _takes_width(draw: Any) -> bool:
+    function = draw.func if isinstance(draw, functools.partial) else draw
+    return "width" in inspect.signature(function).parameters
+
+
+def _parts(call: Any, helper: Helper) -> Any:
+    """A call as a function of what the draw gives: of a complex argument, its parts."""
+    if not helper.joined:
+        return call
+
+    def joined(*given: Any) -> Any:
+        real, imaginary = (a if a.dtype is torch.float64 else a.float() for a in given[-2:])
+        return call(*given[:-2], torch.complex(real, imaginary))
+
+    return joined
+
+
+def _meant(helper: Helper) -> Any:
+    """The helper's expression, as a function of what the draw gives."""
+    names = tuple(f"a{i}" for i in range(helper.parameters + helper.joined))
+    return compiled(helper.proof or helper.expression, names, ops=_DEFINITIONS)
+
+
+def _near(call: Any, helper: Helper, results: dict[Any, Any]) -> bool:
+    """Whether a first draw gives the helper's result, nearly: no proof begins where it does not. Helpers of one draw
+    have one result of the call."""
+    draw: Any = helper.draw
+    partial = isinstance(draw, functools.partial)
+    key = (draw.func, draw.args, *draw.keywords.items(), helper.joined) if partial else draw
+    given = _draws.get(key)
+    if given is None:
+        given = _draws[key] = tuple(a.detach() for a in draw(0))
+    with torch.no_grad():
+        if key not in results:
+            try:
+                with Widened(torch.float64):
+                    results[key] = flat(_parts(call, helper)(*given))
+            except Exception:  # noqa: BLE001 - foreign code may raise what it likes
+                results[key] = None
+        wanted = results[key]
+        if wanted is None or [w.dim() for w in wanted] != [given[0].dim()] * len(wanted):
+            return False
+        try:
+            actual = flat(_meant(helper)(*given))
+        except Exception:  # noqa: BLE001 - the op refuses such a draw
+            return False
+    return len(actual) == len(wanted) and all(
+        a.shape == w.shape and a.dtype is w.dtype and torch.allclose(a, w, 1e-6, 1e-6)
+        for a, w in zip(actual, wanted, strict=True)
+    )
+
+
+_draws: dict[Any, tuple[Any, ...]] = {}
 
 
 def _beside(one: Helper, other: Helper) -> bool:
     """Whether a form may stand beside one that is proven: another case of its expression, or calls of other sizes."""
     if one.expression == other.expression:
         return one.guard != other.guard
-    sizes = [dict(re.findall(r"(\w+\.dim\(\)) == (\d+)", h.guard)) for h in (one, other)]
-    return any(n != sizes[1].get(name, n) for name, n in sizes[0].items())
+    sizes = [dict(re.findall(r"(\w+\.(?:dim\(\)|shape\[-1\])) == (\d+)", h.guard)) for h in (one, other)]
+    single = [set(re.findall(r"(\w+\.shape\[\d\]) == 1\b", h.guard)) for h in (one, other)]
+    return single[0] != single[1] or any(n != sizes[1].get(name, n) for name, n in sizes[0].items())
 
 
 def _prove_helper(call: Any, helper: Helper, trace: Trace) -> Proof:
-    names = tuple(f"a{i}" for i in range(helper.parameters))
+    call, expression = _parts(call, helper), _meant(helper)
     inputs = [helper.draw(seed) for seed in range(3)]
-    expression = compiled(helper.expression, names, ops=_DEFINITIONS)
-    queries = [(*inputs[0][: helper.parameters - 2], *(a.detach() for a in inputs[0][-2:]))]
+    queries = [(*inputs[0][:-2], *(a.detach() for a in inputs[0][-2:]))]
     quick = prove(call, expression, queries, storage=(), gradients=False)
     if not quick.ok:
         return quick
@@ -134,10 +221,8 @@ def _fixed_tail(call: Any) -> Any:
 
 def _mixed(call: Any, helper: Helper) -> bool:
     """Whether it also holds for first arguments in a storage dtype and the others in float32."""
-    names = tuple(f"a{i}" for i in range(helper.parameters))
-    expression = compiled(helper.expression, names, ops=_DEFINITIONS)
-    given = helper.draw(0)
-    head, tail = given[: helper.parameters - 2], [a.float() for a in given[-2:]]
+    call, expression, given = _parts(call, helper), _meant(helper), helper.draw(0)
+    head, tail = given[:-2], [a.float() for a in given[-2:]]
 
     def at(function: Any) -> Any:
         return lambda *xs: function(*xs, *tail)

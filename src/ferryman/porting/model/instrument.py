@@ -64,7 +64,7 @@ class Instrument(Reports, ast.NodeTransformer):
 
     def _test(self, node: ast.expr) -> ast.expr:
         index = len(self.follower.trace.tests)
-        text = ast.unparse(node)
+        text = source.mangled(node, self.own)
         self.follower.trace.tests.append(Test(text[:80], node.lineno, text if self._guardable(node) else None))
         against = self._against(node)
         self.follower.trace.tests[index].against = against
@@ -131,7 +131,7 @@ class Instrument(Reports, ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """A comparison that is no test may be a number, or choose one."""
         index = len(self.follower.trace.tests)
-        text = ast.unparse(node)
+        text = source.mangled(node, self.own)
         self.follower.trace.tests.append(Test(text[:80], node.lineno, text if self._guardable(node) else None))
         self.generic_visit(node)
         call = ast.Call(ast.Name("ferryman_maybe", ast.Load()), [ast.Constant(index), node], [])
@@ -152,7 +152,8 @@ class Instrument(Reports, ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.AST:
         index = len(self.follower.trace.tests)
-        self.follower.trace.tests.append(Test(f"for .. in {ast.unparse(node.iter)[:70]}", node.lineno, None, loop=True))
+        text = f"for .. in {ast.unparse(node.iter)[:70]}"
+        self.follower.trace.tests.append(Test(text, node.lineno, self._some(node.iter), loop=True))
         node.target = self.visit(node.target)
         items = self.visit(node.iter)
         node.iter = ast.copy_location(
@@ -161,6 +162,13 @@ class Instrument(Reports, ast.NodeTransformer):
         node.body, node.orelse = [self.visit(s) for s in node.body], [self.visit(s) for s in node.orelse]
         return node
 
+    def _some(self, items: ast.expr) -> str | None:
+        """A guard that a range which the module's state gives has items."""
+        plain = isinstance(items, ast.Call) and source.resolve(items.func, self.own) is range and not items.keywords
+        if not plain or not all(isinstance(a, ast.Constant) or self._guardable(a) for a in items.args):  # type: ignore[attr-defined]
+            return None
+        return source.mangled(items, self.own)
+
     visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
 
     def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> ast.AST:
@@ -168,6 +176,11 @@ class Instrument(Reports, ast.NodeTransformer):
         first = node.generators[0]
         fixed = isinstance(first.iter, ast.Tuple | ast.List) and not any(
             isinstance(e, ast.Starred) for e in first.iter.elts
+        )
+        fixed = fixed or (
+            isinstance(first.iter, ast.Call)
+            and source.resolve(first.iter.func, self.own) is range
+            and all(isinstance(a, ast.Constant) for a in first.iter.args)
         )
         inside = [n for n in ast.walk(node.elt) if isinstance(n, ast.IfExp | ast.BoolOp | ast.Call)]
         name = first.target.id if isinstance(first.target, ast.Name) else None
@@ -221,7 +234,8 @@ class Instrument(Reports, ast.NodeTransformer):
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if isinstance(node.ctx, ast.Store) or (node.attr.startswith("__") and node.attr != "__class__"):
+        dunder = node.attr.startswith("__") and node.attr.endswith("__") and node.attr != "__class__"
+        if isinstance(node.ctx, ast.Store) or dunder:
             raise Unproven(f"{self.own.__qualname__}: it changes its state, or reads {node.attr} (line {node.lineno})")
         if node.attr in _LAYOUT and not self.testing and not self._of_self(node):
             raise Unproven(f"{self.own.__qualname__}: it reads {ast.unparse(node)[:60]}, which says how a tensor lies")
@@ -326,6 +340,8 @@ class Instrument(Reports, ast.NodeTransformer):
             raise Unproven(f"{self.own.__qualname__}: {ast.unparse(node)[:60]}, of what may have any attribute")
         if value is MISSING:
             raise Unproven(f"{self.own.__qualname__}: calls {text}, a local, which no proof follows")
+        if isinstance(value, torch.jit.ScriptFunction):  # TorchScript compiled it of this function
+            value = source.unscripted(value)
         if getattr(value, "__module__", None) == "builtins" and not isinstance(value, types.FunctionType):
             if getattr(value, "__name__", "") in _BUILTINS:
                 return None
@@ -369,6 +385,10 @@ class Instrument(Reports, ast.NodeTransformer):
             return functools.partial(follower.helper(declared.__func__, self.depth + 1), follower.kind)
         if isinstance(attribute, Tensor) or attribute is MISSING:
             raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which no proof follows")
+        if isinstance(attribute, types.FunctionType) and not trusted(attribute):
+            return follower.helper(attribute, self.depth + 1)  # another one ends the role
+        if isinstance(attribute, torch.jit.ScriptFunction):
+            return follower.helper(source.unscripted(attribute), self.depth + 1)
         known = trusted(attribute) and not isinstance(attribute, nn.Module)
         if not known and not (isinstance(attribute, functools.partial) and trusted(attribute.func)):
             raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which it holds, and no proof follows")

@@ -49,6 +49,8 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         constants += [d for d in inner.__defaults__ or () if isinstance(d, float)]
         constants += [v for v in source.names_of(inner).values() if isinstance(v, float)]
     constants += [v for v in source.members(type(module)).values() if isinstance(v, float)]
+    own = [v for n, v in vars(module).items() if n in reached and isinstance(v, types.FunctionType)]
+    constants += [c for function in own for code in _codes(function) for c in code.co_consts if isinstance(c, float)]
     return Leaf(
         {n: p.shape[0] for n, p in weights.items() if p.dim() == 1},
         {n: (p.shape[0], p.shape[1]) for n, p in weights.items() if p.dim() == 2},
@@ -131,10 +133,14 @@ def _names_reached(kind: Any, code: Any) -> frozenset[str]:
         pending += _with_enclosed(function)
         for part in _codes(function):
             texts = {c for c in part.co_consts if isinstance(c, str) and c.isidentifier()}
-            for name in {*part.co_names, *texts} - names:
-                names.add(name)
-                value = members.get(name, function.__globals__.get(name))
-                pending.append(None if trusted(value) else _function_of(value))
+            bases = itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__)
+            above = [vars(base) for base in bases] if "super" in part.co_names else []
+            for name in {*part.co_names, *texts}:
+                pending += [_function_of(base[name]) for base in above if name in base and not trusted(base[name])]
+                if name not in names:
+                    names.add(name)
+                    value = members.get(name, function.__globals__.get(name))
+                    pending.append(None if trusted(value) else _function_of(value))
     return frozenset(names)
 
 

@@ -43,7 +43,8 @@ class Proof:
     largest element of their row; ``differing``: share of elements that differ in a storage dtype; ``form``: which of
     the permitted roundings agreed there; ``inputs``: how many were drawn; ``rounding``: "same" rounding points, or
     "fewer" than the original's. ``reason`` says why it is no proof, and ``distance`` how far the
-    two were apart, where both gave a result of the same kind."""
+    two were apart, where both gave a result of the same kind. ``narrow``: False where float64 agreed, and in a storage
+    dtype one of them raised or gave another dtype: that says nothing of float32."""
 
     ok: bool
     reason: str = ""
@@ -54,6 +55,7 @@ class Proof:
     inputs: int = 0
     rounding: str = ""
     distance: float | None = None
+    narrow: bool = True
 
 
 class Disagreement(Exception):
@@ -160,6 +162,7 @@ def _prove(
     values: bool,
 ) -> Proof:
     worst = gradient = 0.0
+    agreed = False
     try:
         for given in inputs:
             actual, slopes = _run(candidate, given, gradients)
@@ -170,12 +173,15 @@ def _prove(
             worst = max(worst, distance("result", actual, wanted, limit))
             reach = functools.partial(_reach, original, candidate, given, slopes, wanted_slopes)
             gradient = max(gradient, distance("gradient", slopes, wanted_slopes, limit, reach))
+        agreed = True
         form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage, wide)
     except (Disagreement, Unproven) as error:
         apart = error.distance if isinstance(error, Disagreement) else None
-        return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=apart)
+        other = agreed and " inputs is torch." in str(error)
+        return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=apart, narrow=not other)
     except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason why nothing is proven
-        return Proof(False, f"{type(error).__name__}: {error}".split("\n", 1)[0][:300], inputs=len(inputs))
+        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+        return Proof(False, reason, inputs=len(inputs), narrow=not agreed)
     return Proof(True, "", worst, gradient, differing, form, len(inputs), rounding)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled
-from ferryman.porting.model import adding, beyond, serving, source
+from ferryman.porting.model import adding, beyond, serving, source, turned
 from ferryman.porting.model.branches import follow_function, follow_module
 from ferryman.porting.model.leaf import (
     class_code,
@@ -33,7 +33,7 @@ from ferryman.porting.model.leaf import (
     pair_of,
     state_of,
 )
-from ferryman.porting.model.proof import Disagreement, Proof, drawn, prove
+from ferryman.porting.model.proof import STORAGE, Disagreement, Proof, drawn, prove
 from ferryman.porting.model.trace import Read, Trace, Unproven
 from ferryman.porting.model.twin import dimensions, left_out, narrowed, original, own_numbers, shaped, tensors_of
 
@@ -136,7 +136,11 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
     candidates = [c for c in candidates if not c.gate]
     if parameter is None or not candidates:
         return None if not (leaf.vectors or leaf.matrices) else Refusal("its forward does not take one tensor")
-    return _shown(module, leaf, candidates, (parameter,))
+    role = _shown(module, leaf, candidates, (parameter,))
+    if leaf.matrices.keys() - leaf.rows or not (leaf.vectors or leaf.rows) or 3 in turned.dims_of(role):
+        return role
+    other = _shown(turned.module_of(module), leaf, candidates, ("x",))
+    return turned.role_of(other, module, parameter) if isinstance(other, Role) else role
 
 
 def _shown(
@@ -162,15 +166,20 @@ def _shown(
         test.seen.clear()
     nearest: tuple[float, str] | None = None
     shown: list[tuple[Candidate, Proof]] = []
+    wide: list[Candidate] = []  # that float64 shows, and that storage dtypes do not take
     for candidate in candidates:
         twin["ferryman_dims"] = dims[candidate.kind]
         proof = _prove(followed, twin, names, candidate)
+        wide += [candidate] if not (proof.narrow or candidate.rows or candidate.gate) else []
         if proof.ok:
             shown.append((candidate, proof))
             if proof.rounding == "same":
                 break
         elif proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
             nearest = (proof.distance, f"not {candidate.op}, which is nearest: {proof.reason}")
+    if not shown and wide:
+        twin["ferryman_dims"], twin["ferryman_wide"] = dims[wide[0].kind], True
+        shown = [(c, proof) for c in wide[:1] if (proof := _prove(followed, twin, names, c)).ok]
     if not shown:
         tried = frozenset(c.op for c in candidates)
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
@@ -222,11 +231,15 @@ def _tests(
         tests.append(no_gradient([*(() if candidate.rows else ("x",)), *(f"self.{n}" for n in names)]))
     if candidate.rows:
         table = f"self.{candidate.rows}"
+        run, tensors = functools.partial(original, kind, state, names, False), tensors_of(state, names, 7)
+        tests += beyond.taken(beyond.ids(tensors[names.index(candidate.rows)].shape[0], ()), run, tensors)[1]
         tests += ["(x.dtype is torch.int64 or x.dtype is torch.int32)", f"{table}.dtype.itemsize < 8"]
         tests += [f"{table}.dtype is self.{n}.dtype" for n in candidate.uses if n != candidate.rows]
     else:
         ours = [f"self.{n}.dtype" for n in candidate.uses]
-        wide = bool(ours) and _prove(kind, state, names, candidate, frozenset({0})).ok
+        only = "ferryman_wide" in state
+        tests += ["x.dtype is torch.float32"] * only
+        wide = not only and bool(ours) and _prove(kind, state, names, candidate, frozenset({0})).ok
         if wide and (not added or _takes_addition(kind, state, names, candidate, frozenset({0, 1}))):
             tests += [f"{ours[0]} is {dtype}" for dtype in ours[1:]]
             tests.append(f"(x.dtype is {ours[0]} or x.dtype is torch.float32 and {ours[0]}.itemsize < 4)")
@@ -268,7 +281,10 @@ def _prove(
     if candidate.rows:
         # rows of any length: what bounds a row's norm shows, whatever the bound
         known = [v for v in (*state.values(), *state["ferryman_named"]) if isinstance(v, int) and v is not True]
-        drawn_ids = list(beyond.ids(tensors[names.index(candidate.rows)].shape[0], known))
+        table = tensors[names.index(candidate.rows)].shape[0]
+        drawn_ids = list(
+            beyond.taken(beyond.ids(table, known), functools.partial(original, kind, state, names, False), tensors)[0]
+        )
         inputs = [(ids, *tensors) for ids in drawn_ids]
         inputs += [(drawn_ids[0], *(t * 2.0**power for t in tensors)) for power in (-200, 200)]
     else:
@@ -287,6 +303,7 @@ def _prove(
                 types.SimpleNamespace(**(state | dict(zip(names, given[count:], strict=True)))), *given[:count]
             ),
             inputs[: _WIDE if wide else None],
+            storage=() if "ferryman_wide" in state else STORAGE,
             gradients=candidate.gradient,
             wide=wide,
         )

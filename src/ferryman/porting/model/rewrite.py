@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferryman.porting.model import adding, cuts, helpers, routines, source, spelling
+from ferryman.porting.model import adding, cuts, helpers, parts, routines, source, spelling
+from ferryman.porting.model.part import NONE, Parted
 from ferryman.porting.model.serve import Serve
 from ferryman.porting.model.uses import Conditions, Use, registries, served_calls
 
@@ -31,7 +32,8 @@ class Rewritten:
     is multiplied, and that are no known activations. ``passed``: keywords of all calls in functions that read a
     registry. ``cut``: attributes whose cut result is served. ``alone``: norms that are also called
     without an addition. ``repeats``: what a registry gives may be called twice. ``learnt``: keywords of calls in
-    functions that read a registry, and places in calls of what it gave, whose value may need a gradient."""
+    functions that read a registry, and places in calls of what it gave, whose value may need a gradient. ``gated``:
+    products that are served, as (function, place)."""
 
     functions: dict[str, Any]
     uses: tuple[Use, ...]
@@ -43,6 +45,7 @@ class Rewritten:
     alone: frozenset[str] = frozenset()
     repeats: bool = False
     learnt: frozenset[str | int] = frozenset()
+    gated: frozenset[tuple[str, Any]] = frozenset()
 
 
 Cuts = frozenset[tuple[str, cuts.Shown]]
@@ -56,13 +59,14 @@ def rewritten(
     cut: Cuts = frozenset(),
     norms: frozenset[str] = frozenset(),
     callables: Callables = frozenset(),
+    parted: Parted = NONE,
 ) -> Rewritten:
     """A class's served functions. Attributes of its instances, dotted: ``gates`` are known activations, ``cut`` those
     whose cut result is known, ``norms`` known norms that take an addition, ``callables`` objects that are no modules,
-    with their classes."""
-    key = (kind, gates, cut, norms, callables, source.code_of(kind))
+    with their classes. ``parted``: parts of its functions that are proven."""
+    key = (kind, gates, cut, norms, callables, parted, source.code_of(kind))
     if key not in _cache:
-        _cache[key] = ServedClass(kind, gates, dict(cut), norms, dict(callables)).result()
+        _cache[key] = ServedClass(kind, gates, dict(cut), norms, dict(callables), parted=parted).result()
     return _cache[key]
 
 
@@ -97,6 +101,8 @@ class ServedClass:
     alone: set[str] = field(default_factory=set)
     repeats: bool = False
     learnt: set[str | int] = field(default_factory=set)
+    parted: Parted = NONE
+    gated: set[tuple[str, Any]] = field(default_factory=set)
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
@@ -114,9 +120,11 @@ class ServedClass:
                 continue
             arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
             tree = spelling.operators(tree, inner)
+            cut_out = self.parted.of(name, tree)
+            tree, own_parts = (tree, ()) if cut_out is None else cut_out
             tree = adding.fused(tree, arguments[0] if arguments else None, self.norms)
             self.alone |= adding.alone(tree, arguments[0] if arguments else None, self.norms)
-            serve = Serve(self, inner, tree, True, 0, conditions)
+            serve = Serve(self, inner, tree, True, 0, conditions, own_parts)
             before = len(self.interfaces)
             changed = serve.visit(copy.deepcopy(tree))
             if len(self.interfaces) > before:
@@ -143,6 +151,7 @@ class ServedClass:
             frozenset(self.alone),
             self.repeats,
             frozenset(self.learnt),
+            frozenset(self.gated),
         )
 
     def uses_of_callable(self, kind: type) -> tuple[Use, ...]:
@@ -164,11 +173,17 @@ class ServedClass:
             self.helpers[function] = _one_served(function, forms), forms[0].helper.op, None
         elif routine is not None:
             self.helpers[function] = routine.replacement, routine.op, routine.gradient
-        elif function.__globals__ is home.__globals__ and depth < _DEPTH:
+        elif depth < _DEPTH and not hasattr(function, "__wrapped__"):
             tree = source.parsed(function)
             if tree is not None:
+                before = len(self.uses)
                 serve = Serve(self, function, tree, False, depth + 1, conditions)
                 changed = serve.visit(copy.deepcopy(tree))
+                cut_out = parts.of_function(function, tree, serve.gated) if self.parted.inner else None
+                if cut_out is not None:
+                    del self.uses[before:]
+                    serve = Serve(self, function, cut_out[0], False, depth + 1, conditions, cut_out[1])
+                    changed = serve.visit(copy.deepcopy(cut_out[0]))
                 if serve.new:
                     self.helpers[function] = source.rebuilt(function, changed, serve.new), "", None
         return self.helpers[function]

@@ -10,7 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ferryman.porting.model import adding, cuts, gating, learning, recognise, source, spelling
+from ferryman.porting.model.cutting import place_of
+from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.uses import Conditions, Use, called, more, registries, served, served_methods, standing
 
@@ -28,8 +32,10 @@ class Serve(ast.NodeTransformer):
         method: bool,
         depth: int,
         conditions: Conditions,
+        own_parts: tuple[Part, ...] = (),
     ) -> None:
-        self.conditions = conditions
+        self.conditions, self.gated = conditions, set[Any]()  # places of products that are served
+        self.parts = {f"{PREFIX}{i}": part for i, part in enumerate(own_parts)}
         self.owner, self.own, self.depth = owner, function, depth
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
         self.self_name = arguments[0] if method and arguments else None
@@ -70,6 +76,11 @@ class Serve(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id == self.self_name:
             self.methods.setdefault(node.attr, self.conditions)
+            held = dict(self.owner.parted.held).get(node.attr)
+            if held is not None:
+                entry = served()[held]
+                self._use(entry.op, node, entry.fixed)
+                return self._while(node, held, self._put(entry.replacement, node))
             declared = source.members(self.owner.kind).get(node.attr)
             if isinstance(declared, staticmethod) and isinstance(declared.__func__, types.FunctionType):
                 return self._helper(node, declared.__func__)
@@ -98,7 +109,8 @@ class Serve(ast.NodeTransformer):
     def _helper(self, node: ast.expr, value: Any) -> ast.expr:
         """A name of a function that may be served, or whose own code may have calls that are."""
         handed = source.handed_on(value)
-        function = value if handed is None else handed
+        value_of = source.unscripted(value) if isinstance(value, torch.jit.ScriptFunction) else value
+        function = value_of if handed is None else handed
         if isinstance(function, types.FunctionType) and not source_is_torch(function):
             under = self.conditions if id(node) in self.called else None
             before = len(self.owner.uses)
@@ -158,6 +170,13 @@ class Serve(ast.NodeTransformer):
             activation = node.func.value
             if self._activation(activation) is not None and not node.keywords and not activation.keywords:  # type: ignore[attr-defined]
                 return self._gate_in_place(node, activation, node.args[0])  # type: ignore[arg-type]
+        part = self.parts.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        if part is not None:
+            self.owner.uses.append(Use(part.op, "", None, part.gradient))  # its arguments decide
+            self.owner.cut |= set(part.children)
+            node.func = self._put(part.function(self.own, self.owner.kind), node)
+            node.args = [self.visit(a) for a in node.args]
+            return node
         self.called[id(node.func)] = node
         method = self._method(node)
         if method is not None:
@@ -326,6 +345,7 @@ class Serve(ast.NodeTransformer):
 
     def _gate_in_place(self, node: ast.AST, call: ast.Call, other: ast.expr) -> ast.expr:
         """A product in place with what an activation gave, which nothing else has."""
+        self._note(node)
         dotted, known = self._dotted(call.func), None
         if dotted is None:
             known = self._function_gate(call)
@@ -335,11 +355,17 @@ class Serve(ast.NodeTransformer):
         arguments = [call.func, self.visit(call.args[0]), self.visit(other)]
         return ast.copy_location(ast.Call(self._put(gating.gated_in_place, node), arguments, []), node)
 
+    def _note(self, node: ast.AST) -> None:
+        place = place_of(node)
+        self.gated.add(place)
+        self.owner.gated.add((self.own.__name__, place))
+
     def _product(self, node: ast.BinOp) -> ast.AST | None:
         """A product whose factors of one local alone are an activation of it."""
         for name, own, rest in spelling.shares(node, self.own):
             gate, call = gating.gate_of_expression(name, ast.unparse(own), self.own)
             if gate is not None:
+                self._note(node)
                 self.owner.uses.append(Use(gate.op, "", self.conditions))
                 arguments = [ast.Name(name, ast.Load()), self.visit(rest)]
                 target = self._put(gating.of_function(gate, call)[0], node)
@@ -368,6 +394,7 @@ class Serve(ast.NodeTransformer):
         return node
 
     def _gate(self, node: ast.BinOp, call: ast.Call, other: ast.expr, first: bool) -> ast.AST:
+        self._note(node)
         dotted = self._dotted(call.func)
         inner, rest = self.visit(call.args[0]), self.visit(other)
         if dotted is not None:

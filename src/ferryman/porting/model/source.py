@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import dis
 import inspect
 import math
@@ -37,6 +38,23 @@ def innermost(function: Any) -> Any:
     return function
 
 
+def unscripted(function: Any) -> Any:
+    """What TorchScript compiled a function of; None where that asks which of the two it is."""
+    own = getattr(function, "_torchdynamo_inline", None)
+    plain = isinstance(own, types.FunctionType) and all("is_scripting" not in c.co_names for c in codes_of(own))
+    return own if plain else None
+
+
+def mangled(tree: ast.AST, function: types.FunctionType) -> str:
+    """The text of an expression of a class's function, with its private names as instances have them."""
+    owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2].lstrip("_")
+    tree = copy.deepcopy(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _PRIVATE.fullmatch(node.attr) and owner:
+            node.attr = f"_{owner}{node.attr}"
+    return ast.unparse(tree)
+
+
 def parsed(function: Any) -> ast.FunctionDef | None:
     """The tree of a plain function; None without a source, or where the source is not what its code came from."""
     code = getattr(function, "__code__", None)
@@ -45,6 +63,11 @@ def parsed(function: Any) -> ast.FunctionDef | None:
     if code not in _parsed:
         _parsed[code] = _parse(function)
     return _parsed[code]
+
+
+def know(function: types.FunctionType, tree: ast.FunctionDef) -> None:
+    """The tree of a function that was made of one."""
+    _parsed[function.__code__] = tree
 
 
 def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
@@ -57,7 +80,7 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
         return None
     body = tree.body[0].body if indented and isinstance(tree.body[0], ast.If) else tree.body
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
-        return None
+        return _lambda_in(function, body, first - 1 - indented)
     definition = body[0]
     definition.decorator_list, definition.returns = [], None
     arguments = definition.args
@@ -70,6 +93,25 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
     except (SyntaxError, ValueError):
         return None
     return definition if _alike(again, function.__code__) else None
+
+
+def _lambda_in(function: types.FunctionType, body: list[ast.stmt], above: int) -> ast.FunctionDef | None:
+    """The lambda of some statements that a function's code came from, as a function of that name."""
+    for node in [n for s in body for n in ast.walk(s) if isinstance(n, ast.Lambda)]:
+        tree = ast.FunctionDef(
+            name="<lambda>", args=copy.deepcopy(node.args), body=[ast.Return(copy.deepcopy(node.body))],
+            decorator_list=[], returns=None, type_comment=None,
+        )  # fmt: skip
+        tree.__dict__.setdefault("type_params", [])
+        ast.fix_missing_locations(ast.copy_location(tree, node))
+        ast.increment_lineno(tree, above)
+        try:
+            again = _code_of(function, tree, ())
+        except (SyntaxError, ValueError):
+            continue
+        if _alike(again, function.__code__):
+            return tree
+    return None
 
 
 def _alike(a: types.CodeType, b: types.CodeType) -> bool:
@@ -203,7 +245,9 @@ def resolve(node: ast.AST, function: types.FunctionType) -> Any:
     """What a name, or an attribute of a module, means to a function; MISSING for a local, or anything else."""
     if isinstance(node, ast.Attribute):
         base = resolve(node.value, function)
-        return getattr(base, node.attr, MISSING) if isinstance(base, types.ModuleType) else MISSING
+        return (
+            getattr(base, node.attr, MISSING) if isinstance(base, types.ModuleType) or base is torch.Tensor else MISSING
+        )
     if not isinstance(node, ast.Name) or node.id in locals_of(function):
         return MISSING
     if node.id in function.__code__.co_freevars:

@@ -52,10 +52,27 @@ class _Operators(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        plain = len(node.args) == 2 and not node.keywords and not any(isinstance(a, ast.Starred) for a in node.args)
+        whole = all(
+            k.arg == "alpha" and isinstance(k.value, ast.Constant) and k.value.value == 1 for k in node.keywords
+        )
+        plain = len(node.args) == 2 and whole and not any(isinstance(a, ast.Starred) for a in node.args)
         value = source.resolve(node.func, self.own) if plain and isinstance(node.func, ast.Attribute) else None
         kind = _OPERATORS.get(value) if isinstance(value, types.BuiltinFunctionType) else None
+        if len(node.args) == 1 and not node.keywords and source.resolve(node.func, self.own) is sum:
+            return _added_up(node)
+        kind = None if node.keywords and kind is not ast.Add else kind
         return node if kind is None else ast.copy_location(ast.BinOp(node.args[0], kind(), node.args[1]), node)
+
+
+def _added_up(node: ast.Call) -> ast.AST:
+    """``sum((a, b))``, which begins with 0, as ``0 + a + b``."""
+    terms = node.args[0].elts if isinstance(node.args[0], ast.Tuple | ast.List) else []
+    if len(terms) < 2 or any(isinstance(t, ast.Starred) for t in terms):
+        return node
+    total: ast.expr = ast.copy_location(ast.Constant(0), node)
+    for term in terms:
+        total = ast.copy_location(ast.BinOp(total, ast.Add(), term), node)
+    return total
 
 
 def taken(node: ast.expr, function: types.FunctionType) -> Any:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import blocks, cuts, gating, recognise, rewrite, source
+from ferryman.porting.model import blocks, cuts, gating, parts, recognise, rewrite, source
 from ferryman.porting.model.classes import Recipe, is_ported
 from ferryman.porting.model.leaf import contents_tests
+from ferryman.porting.model.part import NONE
 from ferryman.porting.model.recognise import Refusal, Role
 from ferryman.porting.model.sites import Left
 from ferryman.porting.model.trace import trusted
@@ -50,7 +51,7 @@ def survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
     cut = {
         f"{path}.{name}".lstrip(".")
         for path, recipe in recipes.items()
-        if recipe.cuts
+        if recipe.cuts or recipe.parted.functions
         for name in recipe.served(type(model.get_submodule(path))).cut
     }
     return recipes, [item for item in left if item.path not in cut]  # the parent's code serves it
@@ -87,17 +88,24 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
     if isinstance(role, Role):
         if role.gradient:
             return Recipe(role), None
-        return Recipe(role, gates, cuts=_cuts(module), norms=norms, callables=_callables(module)), None
+        cut, callables = _cuts(module), _callables(module)
+        served = rewrite.rewritten(type(module), gates, cut, norms, callables)
+        parted = parts.of_module(module, served.gated, norms)
+        return Recipe(role, gates, cuts=cut, norms=norms, callables=callables, parted=parted), None
     if isinstance(role, Refusal) and _holds(module):
         reason = role.reason
     cut, callables = _cuts(module), _callables(module)
     served = rewrite.rewritten(type(module), gates, cut, norms, callables)
+    parted = NONE if trusted(type(module)) else parts.of_module(module, served.gated, norms)
+    if parted is not NONE:
+        served = rewrite.rewritten(type(module), gates, cut, norms, callables, parted)
     if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in served.uses} <= role.proposed:
         return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
     ungated = _ungated(module, served.products) or _replaced(served)
     if served.functions or served.interfaces:
+        interface = bool(served.interfaces)
         return Recipe(
-            gates=gates, interface=bool(served.interfaces), cuts=cut, norms=norms, callables=callables
+            gates=gates, interface=interface, cuts=cut, norms=norms, callables=callables, parted=parted
         ), ungated
     if served.opaque:
         reason = f"the source of its {', '.join(served.opaque)} is not available, or is not what runs"

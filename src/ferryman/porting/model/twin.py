@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from ferryman.ops.recognition import Candidate, Definitions, Leaf, compiled
 from ferryman.porting.model import beyond, source
 from ferryman.porting.model.leaf import NARROW, names_reached, settings_of
-from ferryman.porting.model.proof import Disagreement
+from ferryman.porting.model.proof import LIMIT, Disagreement, distance, flat
 from ferryman.porting.model.trace import Trace, numbers_in
 
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
@@ -96,6 +98,21 @@ def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: b
     return twin.forward(*given[:count])
 
 
+def _of_other_rows(
+    run: Any, state: dict[str, Any], names: Sequence[str], candidate: Candidate, tensors: Sequence[Tensor]
+) -> None:
+    """Rows that are not finite say nothing of others. Raises Disagreement."""
+    table = names.index(str(candidate.rows))
+    odd = [t.clone() for t in tensors]
+    odd[table][0, 0], odd[table][1 % len(odd[table]), -1] = math.inf, math.nan
+    ids = torch.arange(len(odd[table])).unsqueeze(0)
+    expression = compiled(candidate.expression, ("self", "x"), ops=Definitions())
+    with torch.no_grad():
+        own = types.SimpleNamespace(**(state | dict(zip(names, odd, strict=True))))
+        actual, wanted = flat(expression(own, ids)), flat(run(ids, *odd))
+        distance("of a table that is not finite: result", actual, wanted, LIMIT)
+
+
 def left_out(
     kind: type[nn.Module],
     state: dict[str, Any],
@@ -108,6 +125,7 @@ def left_out(
     if candidate.rows:
         run = functools.partial(original, kind, state, names, False)
         tensors = tensors_of(state, names, 7)
+        _of_other_rows(run, state, names, candidate, tensors)
         ids = torch.tensor([[-1, 0]])
         try:
             with torch.no_grad():

@@ -1,0 +1,269 @@
+"""Cutting parts out of a function: which values a part may be of, and the statements that are left."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferryman.porting.model import flow, helpers, routines, source
+from ferryman.porting.model.flow import Node, Scan, Statement
+from ferryman.porting.model.part import PREFIX, Part
+from ferryman.porting.model.part_proof import Proving
+from ferryman.porting.model.uses import more, served, served_methods
+
+_MOST_LEAVES, _MOST_CUTS, _MOST_PARTS, _MOST_OPS = 4, 24, 12, 48
+# What a part must call to be worth a proof; what only moves, casts, scales or adds is no op
+_WORTH = {
+    *("rsqrt", "sqrt", "pow", "Pow", "norm", "vector_norm", "exp", "sigmoid", "tanh", "erf", "silu", "gelu", "relu"),
+    *(
+        "softmax",
+        "log_softmax",
+        "layer_norm",
+        "rms_norm",
+        "call",
+        "cat",
+        "stack",
+        "view_as_complex",
+        "einsum",
+        "MatMult",
+    ),
+    *("matmul", "linear", "addmm", "baddbmm", "bmm", "tensordot", "index_select", "gather", "embedding", "conv1d"),
+    *("unfold", "softplus", "hardswish", "elu", "leaky_relu", "mish", "roll", "concat", "group_norm", "reciprocal"),
+}
+
+
+@dataclass
+class Search(Proving):
+    """Looks for parts in one function's tree, and puts them there."""
+
+    tree: ast.FunctionDef = field(kw_only=True)
+    skipped: set[Any] = field(kw_only=True)
+    fresh: frozenset[str] = field(kw_only=True, default=frozenset())
+    parts: list[Part] = field(default_factory=list)
+
+    def run(self) -> bool:
+        if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
+            return False
+        kind = None if self.module is None else type(self.module)
+        self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
+        for body in list(flow.blocks(self.tree)):
+            while len(self.parts) < _MOST_PARTS and self._one(body):
+                pass
+        if self.parts:
+            ast.fix_missing_locations(self.tree)
+        return bool(self.parts)
+
+    def _one(self, body: list[ast.stmt]) -> bool:
+        """Put one part in a block's place; whether there is one."""
+        self.statements = list(self.scan.block(body))
+        alone = self.module is not None and not self.module._modules
+        results = _results(body[-1], self.statements) if alone else set()
+        for statement in reversed(self.statements):
+            for root, e in statement.ops:
+                if alone and root not in results:
+                    continue
+                if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List) or self._served(e):
+                    continue
+                for leaves in self._cuts(root, statement):
+                    if self._taken(body, statement, root, e, leaves):
+                        return True
+        return False
+
+    def _served(self, e: ast.expr) -> bool:
+        """Whether it, or what it stands in, is served by its spelling."""
+        return any(_within(place_of(e), place) for place in self.skipped) or recognised(e, self.function)
+
+    # Cuts
+
+    def _cuts(self, root: Node, statement: Statement) -> list[tuple[Node, ...]]:
+        """Sets of values that a node is computed of and that can be read where it stands, the farthest first."""
+        here = {node for node, e in statement.ops if not isinstance(e, ast.Slice | ast.Tuple | ast.List)}
+        here |= {n for s in self.statements if s.index < statement.index for n in s.binds if n.kind == "leaf"}
+        known: dict[Node, list[frozenset[Node]]] = {}
+
+        def cuts(node: Node) -> list[frozenset[Node]]:
+            if node.kind in ("self", "constant"):
+                return [frozenset()]
+            if node not in known:
+                known_here = (
+                    node in statement.names or node in here or (node.kind == "leaf" and isinstance(node.tree, ast.Name))
+                )
+                alone = [frozenset({node})] if known_here else []
+                merged = [frozenset[Node]()] if node.children else []
+                for child in node.children:
+                    both = {a | b for a, b in itertools.product(merged, cuts(child)) if len(a | b) <= _MOST_LEAVES}
+                    merged = sorted(both, key=len)[:_MOST_CUTS]
+                known[node] = [*(merged if node.kind == "op" else []), *alone]
+            return known[node]
+
+        order: dict[Node, int] = {}
+        for i, (node, _) in enumerate(statement.ops):
+            order.setdefault(node, i)
+        sized = {c: root.inside(c) for c in cuts(root) if c and root not in c}
+        chosen = [c for c, inside in sized.items() if self._worth(inside)]
+        chosen.sort(key=lambda c: (len(c) > 2, -sum(n.kind == "op" for n in sized[c])))
+        return [tuple(sorted(c, key=lambda n: order.get(n, -1))) for c in chosen]
+
+    def _worth(self, inside: list[Node]) -> bool:
+        computed = [n for n in inside if n.kind == "op"]
+        if len(computed) > _MOST_OPS or not {n.label for n in computed} & _WORTH:
+            return False
+        if any(n.label == "double" or "float64" in ast.unparse(n.tree) for n in inside):
+            return False  # float64 is asked for, and no op has it
+        return not any(_within(place, place_of(n.tree)) for n in computed for place in self.skipped)
+
+    # What is put there
+
+    def _taken(
+        self, body: list[ast.stmt], statement: Statement, root: Node, e: ast.expr, leaves: tuple[Node, ...]
+    ) -> bool:
+        name = f"{PREFIX}{len(self.parts)}"
+        given = self._given(body, statement, root, e, leaves)
+        if given is None:
+            return False
+        own = ast.Name(self.self_name, ast.Load()) if self.self_name else ast.Constant(None)
+        call = ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [own, *given], []), e)
+        if self._acted_on(body, statement, root, e, leaves):
+            return False
+        changed = flow.swap(body[statement.index], {id(e): call})
+        past = {n.id for n in given if isinstance(n, ast.Name) and n.id not in statement.names.values()}
+        past |= {
+            n.id for n, x in zip(given, leaves, strict=True) if isinstance(n, ast.Name) and x not in statement.names
+        }
+        fresh = self._without(body, statement, root, leaves, changed, past)
+        part = None if fresh is None else self.shown(root, leaves)
+        if part is None or fresh is None:
+            return False
+        self.parts.append(part)
+        body[:] = [ast.fix_missing_locations(s) for s in fresh]
+        return True
+
+    def _acted_on(
+        self, body: list[ast.stmt], statement: Statement, root: Node, e: ast.expr, leaves: tuple[Node, ...]
+    ) -> bool:
+        """Whether something that may write over a value runs where the part was computed, which then comes later."""
+        inside = set(root.inside(frozenset(leaves))) - {root}
+        going = [s.index for s in self.statements if s.index < statement.index and set(s.binds) & inside]
+        between = [i for i in range(min(going, default=statement.index), statement.index) if i not in going]
+        if any(self.scan.acts(body[i], ast.Constant(None)) for i in between):
+            return True
+        earlier = any(leaf in statement.names for leaf in leaves)
+        return (bool(going) or earlier) and self.scan.acts(body[statement.index], e)
+
+    def _given(
+        self, body: list[ast.stmt], statement: Statement, root: Node, e: ast.expr, leaves: tuple[Node, ...]
+    ) -> list[ast.expr] | None:
+        """What reads each value where the part stands: a local, also one that what goes puts another value in; or the
+        expression itself."""
+        inside = set(root.inside(frozenset(leaves)))
+        before = [s for s in self.statements if s.index < statement.index]
+        within = {id(n) for n in ast.walk(e)}
+        occurs = {node: tree for node, tree in reversed(statement.ops) if id(tree) in within}
+        given: list[ast.expr] = []
+        for leaf in leaves:
+            if leaf in statement.names:
+                given.append(ast.Name(statement.names[leaf], ast.Load()))
+            elif leaf in occurs:
+                given.append(occurs[leaf])
+            else:
+                first, name = next(((s.index, s.binds[leaf]) for s in before if leaf in s.binds), (-1, ""))
+                if first < 0 and isinstance(leaf.tree, ast.Name) and leaf.kind == "leaf":
+                    name = leaf.tree.id
+                stores = [i for i in range(first + 1, statement.index) if name in _stored(body[i])]
+                going = {s.index for s in before if set(s.binds) & inside}
+                if not name or set(stores) - going:
+                    return None
+                given.append(ast.Name(name, ast.Load()))
+        return given
+
+    def _without(
+        self, body: list[ast.stmt], statement: Statement, root: Node, leaves: tuple[Node, ...], changed: ast.stmt,
+        past: set[str],
+    ) -> list[ast.stmt] | None:  # fmt: skip
+        """The block with a changed statement, less those that only the part read; None where another reads them. past:
+        names that the part reads as they were before what goes."""
+        inside = set(root.inside(frozenset(leaves))) - {root}
+        bound = {s.index: s.binds for s in self.statements}
+        fresh: list[ast.stmt | None] = [*body]
+        fresh[statement.index] = changed
+        everywhere = [n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        here = [n for s in body for n in _read(s)]
+        closures = {
+            n
+            for f in ast.walk(self.tree)
+            if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree
+            for n in _read(f)
+        }
+        for index in range(statement.index - 1, -1, -1):
+            if not inside & bound.get(index, {}).keys():
+                continue
+            for name in bound[index].values():
+                outside = everywhere.count(name) > here.count(name)
+                looped = body is not self.tree.body and any(name in _read(s) for s in fresh[:index] if s is not None)
+                mine = (changed, _read(changed).count(name) == 1) if name in past else (None, False)
+                if outside or looped or name in closures or _reads_next(name, fresh[index + 1 :], *mine):
+                    return None
+            fresh[index] = None
+        return [s for s in fresh if s is not None]
+
+
+def recognised(e: ast.expr, function: types.FunctionType) -> bool:
+    """Whether a call is served by the function that it names."""
+    if not isinstance(e, ast.Call):
+        return False
+    value = source.resolve(e.func, function)
+    if value is source.MISSING:
+        return isinstance(e.func, ast.Attribute) and e.func.attr in served_methods()
+    if isinstance(value, types.FunctionType) and (
+        helpers.forms_of(value) or routines.served_routine(value) is not None
+    ):
+        return True
+    try:
+        return value in served() or value in more
+    except TypeError:  # not hashable
+        return False
+
+
+def _read(tree: ast.AST) -> list[str]:
+    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+
+
+def _stored(tree: ast.AST) -> list[str]:
+    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
+
+
+def _reads_next(name: str, body: list[ast.stmt | None], own: ast.stmt | None, once: bool) -> bool:
+    """Whether a statement reads a local before another puts a value there, but for the part's reading in ``own``."""
+    for statement in body:
+        if statement is None or (statement is own and once and name not in _stored(statement)):
+            continue
+        if statement is own and once:
+            return not isinstance(statement, ast.Assign)
+        if name in _read(statement):
+            return True
+        stores = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
+        if stores:
+            return not isinstance(statement, ast.Assign)
+    return False
+
+
+def _results(last: ast.stmt, statements: list[Statement]) -> set[Node]:
+    """What a block returns: a value, or those of a tuple."""
+    if not isinstance(last, ast.Return) or not statements or statements[-1].value is None:
+        return set()
+    value = statements[-1].value
+    parts = value.children if isinstance(value.tree, ast.Tuple) else (value,)
+    return {*parts}
+
+
+def place_of(node: Any) -> tuple[Any, ...]:
+    return tuple(getattr(node, n, None) for n in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
+
+
+def _within(place: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
+    if None in place or None in outer:
+        return False
+    return outer[:2] <= place[:2] and place[2:] <= outer[2:]

@@ -1,0 +1,416 @@
+"""What flows where in a block of statements: each expression as a node over others, through the locals between.
+
+Of a call that may do more than compute (a child's, say) nothing is known: its result is a leaf, as an argument is.
+Statements that write in place, or that branch, end what is known of locals.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ferryman.porting.model import source, spelling
+from ferryman.porting.model.source import MISSING
+from ferryman.porting.model.trace import trusted
+
+PLAIN = bool | int | float | str | None | torch.dtype
+FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | torch.jit.ScriptFunction
+_OPERATORS = ast.BinOp | ast.UnaryOp | ast.Compare | ast.Subscript | ast.Attribute | ast.Tuple | ast.List | ast.Slice
+_PARTS = ast.expr | ast.keyword
+_CHANGES = {"append", "extend", "insert", "pop", "update", "setdefault", "clear", "item", "tolist"}
+_OF_PYTHON = {"len", "int", "float", "tuple", "list", "slice", "min", "max", "abs", "range", "sum"}
+SELF = "self"
+
+
+@dataclass(eq=False)
+class Node:
+    """``kind``: "op" over ``children``; "leaf", of which nothing is known; "self", what ``path`` gives of the module,
+    with ``value`` now; "constant". ``label``: the functions that it applies itself."""
+
+    kind: str
+    tree: ast.expr
+    children: tuple[Node, ...] = ()
+    slots: tuple[ast.AST, ...] = ()  # the parts of ``tree`` that the children stand for
+    label: str = ""
+    value: Any = None
+    whole: ast.expr | None = None  # the program's own spelling, where ``tree`` is what a child's class comes to
+
+    def inside(self, leaves: frozenset[Node]) -> list[Node]:
+        """Itself and what it is computed of, down to leaves, each once and after its children."""
+        order: list[Node] = []
+
+        def walk(node: Node) -> None:
+            if node in leaves or node in seen:
+                return
+            seen.add(node)
+            for child in node.children:
+                walk(child)
+            order.append(node)
+
+        seen: set[Node] = set()
+        walk(self)
+        return order
+
+
+@dataclass
+class Statement:
+    """A statement of a block that computes: every op in it with the node of its tree that it is, outermost first, and
+    the locals that hold a node where it stands. ``binds``: what its target is then."""
+
+    index: int
+    ops: list[tuple[Node, ast.expr]]
+    names: dict[Node, str]
+    binds: dict[Node, str] = field(default_factory=dict)
+    value: Node | None = None
+
+
+@dataclass
+class Scan:
+    """Reads the blocks of one function. ``module``: an instance of the class whose method it is, or None."""
+
+    function: types.FunctionType
+    tree: ast.FunctionDef
+    self_name: str | None
+    module: nn.Module | None
+    kind: Any = None
+    fresh: frozenset[str] = frozenset()  # children that change nothing that they are given
+    env: dict[str, Node] = field(default_factory=dict)
+    known: dict[Any, Node] = field(default_factory=dict)
+    occurring: list[tuple[Node, ast.expr]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # what paths gave, without tensors' elements
+
+    def __post_init__(self) -> None:
+        arguments = [a.arg for a in ast.walk(self.tree) if isinstance(a, ast.arg)]
+        stores = [n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        nested = [n.name for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and n is not self.tree]
+        self.locals = {*arguments, *stores, *nested} - {self.self_name}
+        self.methods = source.methods(self.kind) if self.kind is not None else {}
+        self.members = source.members(self.kind) if self.kind is not None else {}
+
+    def block(self, body: list[ast.stmt]) -> Iterator[Statement]:
+        """The statements of one block that compute; `blocks` gives those inside of others."""
+        self.env, self.known = {}, {}
+        for index, statement in enumerate(body):
+            value = getattr(statement, "value", None)
+            simple = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr) and value is not None
+            inside = [n for n in ast.walk(statement) if isinstance(n, ast.AST)]
+            if not simple or any(spelling.in_place(n) or isinstance(n, ast.NamedExpr | ast.Await) for n in inside):
+                if not isinstance(statement, ast.FunctionDef | ast.Pass | ast.Assert):
+                    self.env, self.known = {}, {}
+                continue
+            assert isinstance(value, ast.expr)
+            self.occurring = []
+            names = {node: name for name, node in self.env.items()}
+            node = self.node(value)
+            names |= {n: name for name, n in self.env.items()}  # those that it names first
+            here = Statement(index, self.occurring, names, value=node)
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            for target in targets:
+                self._bind(target, node, here)
+            yield here
+
+    def _bind(self, target: Any, node: Node, statement: Statement) -> None:
+        if isinstance(target, ast.Name):
+            self.env[target.id] = node
+            statement.binds[node] = target.id
+        elif isinstance(target, ast.Tuple) and all(isinstance(t, ast.Name) for t in target.elts):
+            for i, name in enumerate(target.elts):
+                assert isinstance(name, ast.Name)
+                item = ast.Subscript(node.tree, ast.Constant(i), ast.Load())
+                written = isinstance(node.tree, ast.Tuple) and len(node.children) == len(target.elts)
+                one = node.children[i] if written else self._op(item, [(node.tree, node)], "")
+                self._bind(name, one, statement)
+        elif target is not None:
+            for inner in ast.walk(target):
+                if isinstance(inner, ast.Name):
+                    self.env.pop(inner.id, None)
+
+    # Expressions
+
+    def node(self, e: ast.expr) -> Node:
+        if isinstance(e, ast.Constant):
+            return Node("constant", e)
+        if isinstance(e, ast.Name):
+            return self._named(e)
+        own = self.path(e)
+        if own is not MISSING:
+            return self._once(("self", ast.unparse(e)), lambda: Node("self", e, value=own))
+        if isinstance(e, ast.Call):
+            node = self._call(e)
+        elif isinstance(e, _OPERATORS) and not (isinstance(e, ast.Attribute) and self._outer(e)):
+            label = type(e.op).__name__ if isinstance(e, ast.BinOp) else ""
+            parts = [(c, self.node(c)) for c in _children(e)]
+            fixed = isinstance(e, ast.BinOp | ast.UnaryOp) and all(n.kind == "constant" for _, n in parts)
+            node = Node("constant", e) if fixed else self._op(e, parts, label)
+        elif isinstance(e, ast.Attribute) and self._outer(e):
+            node = Node("constant", e)
+        else:
+            if isinstance(e, ast.IfExp | ast.BoolOp):
+                _ = [self.node(c) for c in _children(e)]  # what is computed on the way
+            node = Node("leaf", e)
+        if node.kind == "op":
+            self.occurring.insert(0, (node, e))
+        elif node.kind == "leaf":
+            self.occurring.append((node, e))
+        return node
+
+    def _outer(self, e: ast.expr) -> bool:
+        """A name of a module, such as torch.float32."""
+        root: ast.expr = e
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        return (
+            isinstance(root, ast.Name)
+            and root.id not in self.locals
+            and source.resolve(e, self.function) is not MISSING
+        )
+
+    def _named(self, e: ast.Name) -> Node:
+        if e.id == self.self_name:
+            return Node("leaf", e)
+        if e.id in self.env:
+            return self.env[e.id]
+        if e.id in self.locals or e.id in self.function.__code__.co_freevars:
+            self.env[e.id] = Node("leaf", e)
+            return self.env[e.id]
+        return Node("constant", e)
+
+    def _once(self, key: Any, make: Callable[[], Node]) -> Node:
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+    def _op(self, e: ast.expr, parts: Sequence[tuple[ast.AST, Node]], label: str) -> Node:
+        children, slots = tuple(n for _, n in parts), tuple(s for s, _ in parts)
+        swapped = ast.unparse(swap(e, dict.fromkeys(map(id, slots), ast.Name("_", ast.Load()))))
+        tags = tuple(ast.unparse(n.tree) if n.kind in ("constant", "self") else id(n) for n in children)
+        return self._once((swapped, tags), lambda: Node("op", e, children, slots, label))
+
+    def _call(self, e: ast.Call) -> Node:
+        given = [*e.args, *(k.value for k in e.keywords)]
+        inner = [a.value if isinstance(a, ast.Starred) else a for a in given]
+        owned = self._function(e.func)
+        parts = [*(owned[1] if owned is not None else []), *((a, self.node(a)) for a in inner)]
+        if owned is None and len(parts) == 1 and not e.keywords and self._is_child(e.func):
+            return self._convolution(e, parts[0])
+        return Node("leaf", e) if owned is None else self._op(e, parts, owned[0])
+
+    def _function(self, func: ast.expr) -> tuple[str, list[tuple[ast.AST, Node]]] | None:
+        """(the label of a function that only computes, what it is of beside its arguments); None for any other."""
+        own = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
+        if isinstance(func, ast.Name | ast.Attribute) and self._callable(func):
+            value = source.resolve(func, self.function)
+            name = func.attr if isinstance(func, ast.Attribute) else func.id
+            scripted = isinstance(value, torch.jit.ScriptFunction)
+            return (name if value is MISSING or (trusted(value) and not scripted) else "call"), []
+        if self.path(func) is not MISSING:
+            return "call", [
+                (func, self._once(("self", ast.unparse(func)), lambda: Node("self", func, value=self.path(func))))
+            ]
+        if isinstance(func, ast.Attribute) and own:
+            return ("call", []) if func.attr in self.members and not self._calls_children(func.attr) else None
+        if isinstance(func, ast.Attribute) and _is_super(func.value):
+            return "call", []
+        if isinstance(func, ast.Attribute) and func.attr not in _CHANGES and not func.attr.startswith("_"):
+            owner = self.node(func.value)
+            if owner.kind != "constant" or isinstance(func.value, ast.Constant):
+                return func.attr, [(func.value, owner)]
+        elif isinstance(func, ast.Attribute):
+            self.node(func.value)
+        return None
+
+    def _is_child(self, func: ast.expr) -> bool:
+        mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
+        child = self.module._modules.get(func.attr) if mine and self.module is not None else None  # type: ignore[attr-defined]
+        plain = child is not None and is_plain_conv1d(child)
+        if mine and self.module is not None and func.attr in self.module._modules:  # type: ignore[attr-defined]
+            self.facts[f"ferryman_conv1d({ast.unparse(func)})"] = plain
+        return plain
+
+    def _convolution(self, e: ast.Call, given: tuple[ast.AST, Node]) -> Node:
+        """A child that is PyTorch's own convolution, as the function that it calls."""
+        child = ast.unparse(e.func)
+        names = ("weight", "bias", "stride", "padding", "dilation", "groups")
+        texts = ["torch.nn.functional.conv1d", *(f"{child}.{name}" for name in names), f"ferryman_conv1d({child})"]
+        trees = [ast.parse(text, mode="eval").body for text in texts]
+        known = {str(self.self_name): self.module, "torch": torch, "ferryman_conv1d": is_plain_conv1d}
+        own = []
+        for text, tree in zip(texts, trees, strict=True):
+            value = eval(text, known)  # noqa: S307 - our own text
+            own.append(self._once(("self", text), functools.partial(Node, "self", tree, value=value)))
+        call = ast.copy_location(ast.Call(trees[0], [e.args[0], *trees[1:-1]], []), e)
+        node = Node("op", call, (given[1], *own), (e.args[0], *trees), "conv1d")
+        node.whole = e
+        return node
+
+    def acts(self, tree: ast.AST, but: ast.expr) -> bool:
+        """Whether a statement calls what may write over a value, before it gets to a part of it."""
+        self.occurring = []  # what was read before stays as it is
+        later = {id(n) for n in ast.walk(tree) if any(m is but for m in ast.walk(n))}
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and id(n) not in later]
+        return any(self._function(c.func) is None and not self._harmless(c.func) for c in calls)
+
+    def _harmless(self, func: ast.expr) -> bool:
+        mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
+        return mine and (func.attr in self.fresh or self._is_child(func))  # type: ignore[attr-defined]
+
+    def _calls_children(self, name: str) -> bool:
+        """Whether a method comes to a child of the module."""
+        children = self.module._modules if self.module is not None else {}
+        pending, reached = [name], set()
+        while pending:
+            one = pending.pop()
+            if one in children:
+                return True
+            if one not in reached and one in self.members:
+                reached.add(one)
+                inner = source.innermost(getattr(self.members[one], "__func__", self.members[one]))
+                codes = source.codes_of(inner) if isinstance(inner, types.FunctionType) else ()
+                pending += [n for code in codes for n in code.co_names]
+        return False
+
+    def _callable(self, func: ast.expr) -> bool:
+        root: ast.expr = func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if not isinstance(root, ast.Name) or root.id in self.locals:
+            return False
+        value = source.resolve(func, self.function)
+        if value is MISSING and isinstance(func, ast.Attribute):  # a method, as a function of its class
+            owner = source.resolve(func.value, self.function)
+            return owner is Tensor and hasattr(Tensor, func.attr) and not func.attr.endswith("_")
+        if isinstance(value, FUNCTIONS):
+            name = getattr(value, "__name__", "")
+            if getattr(value, "__module__", None) == "builtins":
+                return name in _OF_PYTHON
+            return not name.endswith("_") and value is not builtins.getattr
+        return isinstance(value, type) and value in (int, float, tuple, list, slice, range)
+
+    # What a module gives
+
+    def path(self, e: ast.expr) -> Any:
+        """The plain value, tensor or function that an expression of the module alone has now; MISSING for others."""
+        if self.module is None or not self._of_self(e) or isinstance(e, ast.Constant | ast.Name):
+            return MISSING
+        value = self._given(e)
+        tensor = isinstance(value, Tensor)
+        self.facts[ast.unparse(e)] = ("tensor", tuple(value.shape), value.is_floating_point()) if tensor else value
+        return value
+
+    def _given(self, e: ast.expr) -> Any:
+        direct = isinstance(e, ast.Attribute) and isinstance(e.value, ast.Name)
+        if direct and (getattr(e, "attr", "") == "training" or getattr(e, "attr", "") in self.members):
+            return MISSING  # a mode, a method, a property
+        value = self._at(e)
+        if isinstance(value, Tensor):
+            return value if type(value) in (Tensor, nn.Parameter) and value.is_leaf else MISSING
+        parts = value if isinstance(value, tuple) else (value,)
+        partial = isinstance(value, functools.partial) and trusted(value.func)
+        known = partial or isinstance(value, FUNCTIONS) or all(isinstance(p, PLAIN) for p in parts)
+        return value if known else MISSING
+
+    def _at(self, e: ast.expr) -> Any:
+        """What a path leads to; MISSING where another's code would run on the way."""
+        if isinstance(e, ast.Name):
+            return self.module if e.id == self.self_name else source.resolve(e, self.function)
+        if isinstance(e, ast.Call):
+            module, name = source.resolve(e.args[0], self.function), self._at(e.args[1])
+            return getattr(module, name, MISSING) if isinstance(name, str) else MISSING
+        if isinstance(e, ast.Attribute):
+            owner = self._at(e.value)
+            return MISSING if owner is MISSING else _attribute(owner, e.attr)
+        if not isinstance(e, ast.Subscript):
+            return MISSING
+        owner = self._at(e.value)
+        key = e.slice.value if isinstance(e.slice, ast.Constant) else self._at(e.slice)
+        own = nn.ParameterList | nn.ParameterDict | nn.ModuleList | nn.ModuleDict
+        if type(owner) not in (dict, list, tuple) and not (isinstance(owner, own) and trusted(type(owner))):
+            return MISSING
+        try:
+            return owner[key]
+        except (KeyError, IndexError, TypeError):
+            return MISSING
+
+    def _of_self(self, e: ast.expr, top: bool = True) -> bool:
+        """self.a.b, self.a["k"][0], getattr(F, self.kind), TABLE[self.kind]."""
+        if isinstance(e, ast.Name):
+            return e.id == self.self_name and not top
+        if isinstance(e, ast.Attribute):
+            return self._of_self(e.value, False)
+        if isinstance(e, ast.Subscript):
+            fixed = isinstance(e.slice, ast.Constant) and isinstance(e.slice.value, int | str)
+            if fixed:
+                return self._of_self(e.value, False) and not isinstance(self._at(e.value), Tensor)
+            table = source.resolve(e.value, self.function)
+            return type(table) is dict and self._of_self(e.slice, False)
+        if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and len(e.args) == 2 and not e.keywords:
+            asks = e.func.id not in self.locals and source.resolve(e.func, self.function) is getattr
+            module = source.resolve(e.args[0], self.function)
+            return asks and isinstance(module, types.ModuleType) and self._of_self(e.args[1], False)
+        return False
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """A plain attribute; MISSING for what a property, or another's `__getattr__`, gives."""
+    declared = getattr(type(owner), name, MISSING)
+    if hasattr(type(declared), "__get__") or isinstance(owner, types.ModuleType | Tensor):
+        return MISSING
+    if isinstance(owner, nn.Module):
+        for held in (owner.__dict__, owner._parameters, owner._buffers, owner._modules):
+            if name in held:
+                return held[name]
+        return MISSING
+    reads: Any = type(owner).__getattribute__
+    if reads is not object.__getattribute__ or hasattr(type(owner), "__getattr__"):
+        return MISSING
+    return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared
+
+
+def is_plain_conv1d(child: Any) -> bool:
+    """Whether a call of a module is `torch.nn.functional.conv1d` of what it has, and nothing else."""
+    return type(child) is nn.Conv1d and child.padding_mode == "zeros" and source.untouched(child)
+
+
+def blocks(tree: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a function."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if isinstance(body, list) and body and isinstance(body[0], ast.stmt) and not isinstance(node, ast.ClassDef):
+                yield body
+
+
+def _children(e: ast.expr) -> list[ast.expr]:
+    return [c for c in ast.iter_child_nodes(e) if isinstance(c, ast.expr)]
+
+
+def _is_super(e: ast.expr) -> bool:
+    return isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "super" and not e.args
+
+
+def swap(tree: Any, new: dict[int, ast.expr]) -> Any:
+    """A copy of a tree with other nodes in the place of some, which ids name."""
+
+    class Swap(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> Any:
+            return new[id(node)] if id(node) in new else self._copied(node)
+
+        def _copied(self, node: ast.AST) -> ast.AST:
+            fresh = copy.copy(node)
+            for name, value in ast.iter_fields(node):
+                if isinstance(value, list):
+                    setattr(fresh, name, [self.visit(v) if isinstance(v, ast.AST) else v for v in value])
+                elif isinstance(value, ast.AST):
+                    setattr(fresh, name, self.visit(value))
+            return fresh
+
+    return Swap().visit(tree)

@@ -1,0 +1,104 @@
+"""Parts of a forward that are an op: expressions, through locals, of a few values, proven as a module of their own.
+
+A part is cut out of what flows in a block (`flow`): a result and the values that it is computed of. It becomes the
+forward of a small module with what it reads of ours, however that is kept, and is proven like any other leaf module, or
+like a helper; so it is what a part computes that decides, not how it is spelled. What it computes between must have no
+other reader. Nothing is known of the values that go in: the code that stands there asks what the proof needs, and runs
+the part itself where that does not hold.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ferryman import ops
+from ferryman.errors import ArgumentError
+from ferryman.porting.model import flow, serving, source
+from ferryman.porting.model.trace import Read, meaning
+
+PREFIX = "ferryman_part_"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One proven part. tree: it as a function of ``self`` and its values; forms: (tests, expression) over them,
+    ``names`` for values and ``own`` (name, expression over self) for what it reads, of which those in ``fixed`` are
+    what they were; code: of the class, reads: of files. children: whose call is in it."""
+
+    op: str
+    tree: ast.FunctionDef
+    values: int
+    names: tuple[str, ...]
+    own: tuple[tuple[str, str], ...]
+    forms: tuple[tuple[tuple[str, ...], str], ...]
+    gradient: bool
+    fixed: tuple[tuple[str, Any], ...]
+    code: tuple[str, ...]
+    reads: tuple[Read, ...]
+    children: tuple[str, ...] = ()
+
+    def function(self, home: types.FunctionType, kind: Any) -> types.FunctionType:
+        """What stands for it: (self, values) to its result."""
+        original = plain_function(home, self.tree)
+        given = [f"ferryman_a{i}" for i in range(self.values)]
+        tests, current = source.still(kind, self.code) if self.code else ([], {})
+        tests += [read.test(i) for i, read in enumerate(self.reads)]
+        tests += [f"{name} is ferryman_was_{name}" for name, _ in self.fixed]
+        tests += [f"type({n}) in ferryman_plain" for n in self.names]
+        lines = [f"def part(self, {', '.join(given)}):"]
+        lines += [f"    {', '.join(self.names)} = {', '.join(given)}"]
+        lines += [f"    {name} = {path}" for name, path in self.own]
+        lines += [f"    if {' and '.join(tests)}:"]
+        for asked, expression in self.forms:
+            lines += [f"        if {' and '.join(asked) or True}:"]
+            lines += [f"        {line}" for line in serving.attempt(expression)]
+        lines += [f"    return ferryman_original(self, {', '.join(given)})"]
+        known = source.names_read(home, [path for _, path in self.own]) | meaning(self.reads) | current
+        known |= {f"ferryman_was_{name}": value for name, value in self.fixed}
+        known |= {"ferryman_conv1d": flow.is_plain_conv1d}
+        known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
+        known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}
+        exec(compile("\n".join(lines) + "\n", "<ferryman part>", "exec"), known)  # noqa: S102 - our own text
+        part: types.FunctionType = known["part"]
+        return part
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Functions of a class with parts: (name, the tree that calls them, they, the tree before). Equal by ``key``."""
+
+    key: str
+    inner: bool = field(default=False, compare=False)  # functions that it calls may have parts, too
+    held: tuple[tuple[str, Any], ...] = field(default=(), compare=False)  # attributes that are served functions
+    functions: tuple[tuple[str, ast.FunctionDef, tuple[Part, ...], str], ...] = field(
+        default=(), compare=False, repr=False
+    )
+
+    def of(self, name: str, before: ast.FunctionDef) -> tuple[ast.FunctionDef, tuple[Part, ...]] | None:
+        """The tree of a function, if it was made of that one."""
+        for known, tree, parts, text in self.functions:
+            if known == name and text == ast.dump(before):
+                return copy.deepcopy(tree), parts
+        return None
+
+    def __deepcopy__(self, memo: Any) -> Parted:
+        return self
+
+
+NONE, INNER = Parted(""), Parted("inner", True)
+
+
+def plain_function(home: types.FunctionType, tree: ast.FunctionDef) -> types.FunctionType:
+    """A tree as a function of another's file, without defaults."""
+    function = source.rebuilt(home, tree, {})
+    function.__defaults__ = function.__kwdefaults__ = None
+    function.__annotations__ = {}
+    source.know(function, tree)
+    return function

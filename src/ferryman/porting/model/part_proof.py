@@ -1,0 +1,216 @@
+"""Proofs of parts: a part as a small module of its own, with what it reads of the module that it stands in."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import itertools
+import re
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from ferryman.porting.model import blocks, flow, helpers, recognise
+from ferryman.porting.model.branches import follow_module
+from ferryman.porting.model.flow import Node
+from ferryman.porting.model.leaf import class_code, names_reached
+from ferryman.porting.model.part import Part, plain_function
+from ferryman.porting.model.recognise import Role
+from ferryman.porting.model.trace import Read, Trace, Unproven
+
+_MOST_TRIALS = 96
+_TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat"}
+
+
+@dataclass
+class Proving:
+    """Proves parts of one function, and keeps what it tried."""
+
+    function: types.FunctionType
+    self_name: str | None
+    module: nn.Module | None
+    tried: dict[str, Part | None] = field(default_factory=dict)
+    trials: int = 0
+
+    def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
+        tree, own = self._function(root, leaves, True)
+        key = ast.unparse(tree)
+        if key not in self.tried:
+            if self.trials >= _MOST_TRIALS:
+                return None
+            self.trials += 1
+            try:
+                self.tried[key] = self._proven(root, leaves, tree, own)
+            except Exception:  # noqa: BLE001 - foreign code ran, on what it may not take
+                self.tried[key] = None
+        return self.tried[key]
+
+    def _proven(self, root: Node, leaves: tuple[Node, ...], tree: ast.FunctionDef, own: dict[str, Node]) -> Part | None:
+        count, self.root = len(leaves), root
+        plain, _ = self._function(root, leaves, False)
+        for order in itertools.permutations(range(count)) if count == 2 else [tuple(range(count))]:
+            if count > 2:
+                break
+            module = self._module(tree, own, order)
+            role = None if module is None else recognise.role_of(module)
+            if module is not None and count == 1 and not isinstance(role, Role):
+                role = blocks.role_of(module)
+            if module is not None and isinstance(role, Role):
+                return self._part(role, module, plain, own, order)
+        labels = {n.label for n in root.inside(frozenset(leaves))}
+        if count < 2 or not labels & _TURNS or any(isinstance(n.value, Tensor) for n in own.values()):
+            return None
+        for first in range(count) if count == 3 else (0,):
+            order = (first, *(i for i in range(count) if i != first))
+            module = self._module(tree, own, order)
+            if module is None:
+                return None
+            trace = Trace()
+            followed = follow_module(module, trace)
+            call = functools.partial(recognise.original, followed, dict(module.__dict__), (), False)
+            forms = helpers.forms_of_call(call, trace, count)
+            if forms:
+                names = [""] * count
+                for j, i in enumerate(order):
+                    names[i] = f"a{j}"
+                same = self._same(module, own)
+                shown = [((*same, form.guard), form.helper.expression) for form in forms]
+                return self._made(forms[0].helper.op, plain, own, names, shown, True, module, forms[0].reads)
+        return None
+
+    def _part(
+        self, role: Role, module: nn.Module, plain: ast.FunctionDef, own: dict[str, Node], order: tuple[int, ...]
+    ) -> Part | None:
+        names = [""] * len(order)
+        for j, i in enumerate(order):
+            names[i] = role.inputs[j]
+        guards = tuple(f"bool({text}) is {outcome}" for text, outcome in role.guards)
+        for parameter, name in zip(role.parameters, role.inputs, strict=False):
+            guards = tuple(re.sub(rf"\b{parameter}\b", name, text) for text in guards)
+        tests = (*self._same(module, own), *role.tests, *guards)
+        return self._made(role.op, plain, own, names, [(tests, role.expression)], role.gradient, module, role.reads)
+
+    def _made(
+        self, op: str, plain: ast.FunctionDef, own: dict[str, Node], names: list[str],
+        forms: list[tuple[tuple[str, ...], str]], gradient: bool, module: nn.Module, reads: tuple[Read, ...],
+    ) -> Part | None:  # fmt: skip
+        """With what is read of ours under names of its own."""
+        paths = {alias: self._of_ours(node.tree) for alias, node in own.items()}
+        texts = [text for tests, expression in forms for text in (*tests, expression)]
+        attributes = dict.fromkeys(n for text in texts for n in re.findall(r"\bself\.(\w+)", text))
+        local = {n: n if n in paths else f"ferryman_own_{n}" for n in attributes}
+        tensors = [n for n in attributes if n in module._parameters]
+
+        def read(text: str) -> str:
+            return re.sub(r"\bself\.(\w+)", lambda m: local[m[1]], text)
+
+        reading = [(local[n], paths.get(n, f"self.{n}")) for n in attributes]
+        functions = [(a, n.value) for a, n in own.items() if isinstance(n.value, flow.FUNCTIONS | functools.partial)]
+        reading += [(a, paths[a]) for a, _ in functions if a not in attributes]
+        plainly = [f"type({local[n]}) in ferryman_plain" for n in tensors]
+        code = tuple(n for n in class_code(type(module)) if n != "forward")
+        return Part(
+            op, plain, len(names), tuple(names), tuple(reading),
+            tuple(((*plainly, *map(read, tests)), read(expression)) for tests, expression in forms), gradient,
+            tuple(functions), code, reads,
+            tuple(_child(n.whole) for n in self.root.inside(frozenset()) if n.whole is not None),
+        )  # fmt: skip
+
+    def _same(self, module: nn.Module, own: dict[str, Node]) -> tuple[str, ...]:
+        """Tests that what the proof had of the module is what it has."""
+        tests = [f"ferryman_same(self.{a}, {n.value!r})" for a, n in own.items() if _is_plain(n.value)]
+        reached = names_reached(type(module))
+        for name, value in vars(module).items():
+            if name in reached and name not in own and name in vars(self.module or module) and _is_plain(value):
+                tests += [] if name.startswith("_") else [f"ferryman_same(self.{name}, {value!r})"]
+        return tuple(tests)
+
+    def _of_ours(self, e: ast.expr) -> str:
+        """An expression over ``self``."""
+        tree = copy.deepcopy(e)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id == self.self_name:
+                node.id = flow.SELF
+        return ast.unparse(tree)
+
+    # A module of the part
+
+    def _function(self, root: Node, leaves: tuple[Node, ...], aliased: bool) -> tuple[ast.FunctionDef, dict[str, Node]]:
+        """(the part as a function, what it reads of the module by the name that it has there)."""
+        place: dict[Node, ast.expr] = {n: ast.Name(f"ferryman_a{i}", ast.Load()) for i, n in enumerate(leaves)}
+        own: dict[str, Node] = {}
+        body: list[ast.stmt] = []
+        me = self.self_name or "ferryman_self"
+        for node in root.inside(frozenset(leaves)):
+            if node.kind == "op":
+                tree_of = node.whole if node.whole is not None and not aliased else node.tree
+                parts = zip(node.slots, node.children, strict=True)
+                e = flow.swap(tree_of, {id(slot): place[child] for slot, child in parts})
+                if isinstance(e, ast.Slice | ast.Tuple | ast.List | ast.Attribute):
+                    place[node] = e
+                    continue
+                name = f"ferryman_v{len(body)}"
+                body.append(ast.Assign([ast.Name(name, ast.Store())], e))
+                place[node] = ast.Name(name, ast.Load())
+            elif node.kind == "self" and aliased:
+                alias = f"ferryman_own_{len(own)}"
+                own[alias] = node
+                place[node] = ast.Attribute(ast.Name(me, ast.Load()), alias, ast.Load())
+            else:
+                place[node] = node.tree
+        body.append(ast.Return(place[root]))
+        arguments = [ast.arg(me), *(ast.arg(f"ferryman_a{i}") for i in range(len(leaves)))]
+        given = ast.arguments([], arguments, None, [], [], None, [])
+        tree = ast.FunctionDef(
+            name="forward", args=given, body=body, decorator_list=[], returns=None, type_comment=None
+        )
+        tree.__dict__.setdefault("type_params", [])
+        return ast.fix_missing_locations(copy.deepcopy(tree)), own
+
+    def _module(self, tree: ast.FunctionDef, own: dict[str, Node], order: tuple[int, ...]) -> nn.Module | None:
+        tree = copy.deepcopy(tree)
+        tree.args.args = [tree.args.args[0], *(tree.args.args[1 + i] for i in order)]
+        forward = plain_function(self.function, tree)
+        methods = self.module is not None and _reads_methods(tree, self.self_name, own)
+        base: Any = type(self.module) if methods else nn.Module
+        try:
+            kind: Any = type("Part", (base,), {"forward": forward, "__module__": self.function.__module__})
+            module: nn.Module = kind.__new__(kind)
+            nn.Module.__init__(module)
+        except Exception as error:
+            raise Unproven(str(error)) from error
+        if methods and self.module is not None:
+            reached = names_reached(kind)
+            ours = vars(nn.Module())
+            module.__dict__.update({n: v for n, v in vars(self.module).items() if n not in ours and n in reached})
+            for name, p in [*self.module._parameters.items(), *self.module._buffers.items()]:
+                if name in reached:
+                    module._parameters[name] = p  # type: ignore[assignment]
+        for alias, node in own.items():
+            if isinstance(node.value, Tensor):
+                module._parameters[alias] = node.value  # type: ignore[assignment]
+            else:
+                module.__dict__[alias] = node.value
+        return module.eval()
+
+
+def _child(call: ast.expr) -> str:
+    return ast.unparse(call.func).partition(".")[2] if isinstance(call, ast.Call) else ""
+
+
+def _reads_methods(tree: ast.FunctionDef, self_name: str | None, own: dict[str, Node]) -> bool:
+    for node in ast.walk(tree):
+        mine = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self_name
+        if mine and node.attr not in own:  # type: ignore[attr-defined]
+            return True
+        if isinstance(node, ast.Name) and node.id == "super":
+            return True
+    return False
+
+
+def _is_plain(value: Any) -> bool:
+    parts = value if isinstance(value, tuple) else (value,)
+    return not isinstance(value, Tensor) and all(isinstance(p, flow.PLAIN) for p in parts)

@@ -1,0 +1,123 @@
+"""Parts of a forward that are proven by themselves: when they end, and what must stay."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ferryman
+
+
+class Block(nn.Module):
+    """An RMS norm written inline, of a weight that a list holds and an eps in nested settings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(32, 32), nn.ReLU(inplace=True)
+        self.weights = nn.ParameterList([nn.Parameter(torch.linspace(0.5, 1.5, 32))])
+        self.settings = {"norm": {"eps": 1e-5}}
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.settings["norm"]["eps"]) * self.weights[0]
+        return x + self.linear(h)
+
+
+class Acting(Block):
+    """Between the mean square and its use a child writes over what it is of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        scale = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
+        self.act(h)
+        return h * scale * self.weights[0]
+
+
+class Read(Block):
+    """What is computed between has another reader."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.linear(x)
+        scale = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
+        y = h * scale * self.weights[0]
+        return y, scale
+
+
+def _calls(model: nn.Module, x: Tensor) -> list[str]:
+    with ferryman.trace() as trace, torch.no_grad():
+        model(x)
+    return [op for op, _ in trace.calls]
+
+
+def _x(**options: Any) -> Tensor:
+    return torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(1), **options)
+
+
+def test_a_part_is_served_forward_and_backward() -> None:
+    model, x = Block(), _x()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    assert "rms_norm" in _calls(model, x)
+    for one in (model, before):
+        one(x).square().sum().backward()
+    torch.testing.assert_close(model.weights[0].grad, before.weights[0].grad, rtol=1e-4, atol=1e-4)
+    ferryman.unport(model)
+    assert _calls(model, x) == []
+
+
+def _another_eps(model: Any) -> None:
+    model.settings["norm"]["eps"] = 0.5
+
+
+def _another_kind(model: Any) -> None:
+    model.weights[0] = nn.Parameter(torch.ones(32, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("change", [_another_eps, _another_kind])
+def test_another_value_of_what_it_reads_ends_a_part(change: Callable[[Any], None]) -> None:
+    model, x = Block(), _x()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    for one in (model, before):
+        change(one)
+        one.linear.to(torch.promote_types(torch.float32, one.weights[0].dtype))
+    assert "rms_norm" not in _calls(model, x)
+    torch.testing.assert_close(model(x), before(x))
+
+
+def test_another_weight_of_its_kind_is_read() -> None:
+    model, x = Block(), _x()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    for one in (model, before):
+        one.weights[0] = nn.Parameter(torch.linspace(2, 3, 32))
+    assert "rms_norm" in _calls(model, x)
+    torch.testing.assert_close(model(x), before(x))
+
+
+@pytest.mark.parametrize("kind", [Acting, Read])
+def test_what_may_be_written_over_or_is_read_elsewhere_stays(kind: type[Block]) -> None:
+    model, x = kind(), _x()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    assert "rms_norm" not in _calls(model, x)
+    torch.testing.assert_close(model(x), before(x))
+
+
+def test_a_ported_copy_keeps_its_parts() -> None:
+    model, x = Block(), _x()
+    ferryman.port(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert "rms_norm" in _calls(other, x)
+        torch.testing.assert_close(other(x), model(x))
+
+
+def test_a_part_compiles() -> None:
+    model, x = Block(), _x()
+    ferryman.port(model)
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
