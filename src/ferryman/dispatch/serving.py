@@ -12,7 +12,7 @@ from torch import Tensor
 from ferryman.backends import replay
 from ferryman.backends.replay_record import NotReplayable
 from ferryman.dispatch import plan, registry
-from ferryman.dispatch.gradient import Plan
+from ferryman.dispatch.recipe import Plan
 from ferryman.ops.primitive import Primitive
 
 
