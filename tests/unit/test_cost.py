@@ -373,7 +373,7 @@ def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypa
         candidates=[{"implementation": n, "seconds": s} for n, s in times.items()],
     )
     monkeypatch.setattr(lockfile, "entries", lambda name, profile: {lockfile.region(op, args): measured})
-    order = select._order(op, args, H200, lockfile.region(op, args), PLAIN)
+    order = select._order(op, args, H200, lockfile.region(op, args), PLAIN, select.View.of(op, args, H200))
     assert [line.name for line in order.lines][:3] == ["cuda", "torch", "triton.rows"] and order.source == "lockfile"
 
 

@@ -57,8 +57,8 @@ TARGET = select.target_of(profile("cpu"))
 
 
 def drawn(op: Primitive) -> Any:
-    made = tuple(torch.randn(SHAPE) for _ in op.outputs)
-    return made if len(made) > 1 else made[0]
+    outputs = tuple(torch.randn(SHAPE) for _ in op.outputs)
+    return outputs if len(outputs) > 1 else outputs[0]
 
 
 def arguments(recipe: Recipe, asking: set[str]) -> list[Any]:

@@ -27,7 +27,7 @@ PYTORCH = (functional, torch, torch.Tensor, torch.cuda)
 OTHERWISE = {
     "backends/precision.py": {"'matmul'"},  # PyTorch's switch for float32 products
     "backends/simt/__init__.py": {"lengths"},  # of rows
-    "backends/simulator": {"slots", "'mask'", "'z'"},  # of a class; lanes; the third dimension of a grid
+    "backends/simulator": {"'mask'", "'z'"},  # lanes; the third dimension of a grid
     "cli/calls.py": {"'rows'"},  # a layout
     "cli/ci.py": {"'ids'"},
     "cli/devices.py": {"'source'"},
@@ -41,12 +41,13 @@ OTHERWISE = {
     "porting/fingerprint": {"'down'", "'up'", "window"},  # of an accumulator
     "porting/fingerprint/routes.py": {"matmul", "'matmul'"},  # PyTorch's
     "porting/fingerprint/tree.py": {"'interleaved'"},
-    "porting/fleet/pool.py": {"slots"},  # of a cluster
     "porting/graph": {"alpha", "'chunk'", "'norm'", "'rows'"},  # PyTorch's functions and a view
     "porting/inputs/cases.py": {"'mask'"},  # the fill of booleans
     "porting/inputs/fills.py": {"'mask'", "'rows'"},
     "porting/judging/gates.py": {"'down'", "'up'"},
     "porting/judging/reading.py": {"'rows'"},
+    "porting/model/cutting.py": {"'chunk'"},  # PyTorch's function
+    "porting/model/spelling.py": {"'alpha'"},  # of PyTorch's add
     "porting/model/account.py": {"'embedding'"},  # ATen's
     "porting/model/diffusion.py": {"'rms_norm'"},  # fields of other libraries' configs, as data
     "porting/model/families.py": {"'n_group'", "'topk_group'"},

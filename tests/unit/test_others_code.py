@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import ferryman
 from ferryman.integrations.transformers import is_ported, port, unport
 from ferryman.porting.graph.aten import decompositions
-from ferryman.porting.model import classes, rewrite
+from ferryman.porting.model import classes, leaf, parts, rewrite
 from ferryman.porting.model.measure import relative
 
 SMALL: dict[str, Any] = {
@@ -536,8 +536,9 @@ def test_a_ported_model_is_freed_and_with_its_class_what_stands_in_its_code() ->
     del model
     gc.collect()
     assert kept() is None
-    rewrite._cache.clear()  # these hold the class, and so what its forward reads
-    for cached in (f for f in vars(classes).values() if hasattr(f, "cache_clear")):
+    for kept_by_class in (rewrite._cache, parts._of_class, parts._of_function):  # and so what its forward reads
+        kept_by_class.clear()
+    for cached in (f for m in (classes, leaf) for f in vars(m).values() if hasattr(f, "cache_clear")):
         cached.cache_clear()
     gc.collect()
     assert function() is None

@@ -20,6 +20,7 @@ import ferryman
 from ferryman.errors import PortError
 from ferryman.porting.model import blocks, bundled
 from ferryman.porting.model.generic import compare
+from ferryman.porting.model.port import port
 from ferryman.porting.model.recognise import Refusal, Role, role_of
 
 transformers = pytest.importorskip("transformers")
@@ -676,7 +677,7 @@ def test_a_decorator_that_reads_no_known_registry_is_named() -> None:
     assert isinstance(refusal, Refusal) and "decorator" in refusal.reason
 
 
-def test_a_loop_must_have_had_items_and_none() -> None:
+def test_a_loop_that_had_items_is_guarded_against_none() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -687,8 +688,13 @@ def test_a_loop_must_have_had_items_and_none() -> None:
                 x = torch.tanh(x)
             return x
 
-    refusal = role_of(Loop())
-    assert isinstance(refusal, Refusal) and "no input took both sides of `for .. in" in refusal.reason
+    role = role_of(Loop())
+    assert isinstance(role, Role) and ("range(self.times)", True) in role.guards and "times" in role.state
+    model, x = nn.Sequential(Loop()), torch.randn(3, 8)
+    port(model)
+    for times in (1, 0, 2, 3):
+        model[0].times = times  # type: ignore[assignment]
+        assert torch.equal(model(x), [x, x.tanh(), x.tanh().tanh(), x.tanh().tanh().tanh()][times])
 
 
 # What ends a role --------------------------------------------------------------------------------------------

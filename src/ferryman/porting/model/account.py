@@ -26,7 +26,7 @@ from ferryman.device_profiles import Profile, resolve
 from ferryman.device_profiles.roofline import floor_seconds
 from ferryman.dispatch import explain
 from ferryman.errors import ArgumentError
-from ferryman.porting.model import values
+from ferryman.porting.model import source, values
 from ferryman.porting.model.port import port, unport
 from ferryman.porting.model.survey import STATE
 
@@ -207,8 +207,8 @@ def _counted(
     with contextlib.ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
-        stack.callback(register_module_forward_pre_hook(enter).remove)
-        stack.callback(register_module_forward_hook(leave, always_call=True).remove)
+        stack.callback(register_module_forward_pre_hook(source.watching(enter)).remove)
+        stack.callback(register_module_forward_hook(source.watching(leave), always_call=True).remove)
         stack.enter_context(torch.no_grad())
         stack.enter_context(counter)
         stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -153,14 +153,14 @@ def in_place(tree: ast.FunctionDef, self_name: str, norms: frozenset[str], fresh
     changed = False
     for i in range(1, before - 1):
         name, term = _written_over(body[i])
-        made = body[i - 1]
-        if term is None or not isinstance(made, ast.Assign) or ast.unparse(made.targets[0]) != name:
+        assigned = body[i - 1]
+        if term is None or not isinstance(assigned, ast.Assign) or ast.unparse(assigned.targets[0]) != name:
             continue
-        call = made.value
+        call = assigned.value
         own = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
         child = own and ast.unparse(call.func).partition(".") in [(self_name, ".", f) for f in fresh]  # type: ignore[attr-defined]
         cloned = own and call.func.attr == "clone" and not call.args and not call.keywords  # type: ignore[attr-defined]
-        first = finder._first(body[i + 1], {name}) if len(made.targets) == 1 and (child or cloned) else None
+        first = finder._first(body[i + 1], {name}) if len(assigned.targets) == 1 and (child or cloned) else None
         if first is None or name in {n.id for n in ast.walk(term) if isinstance(n, ast.Name)}:
             continue
         total = ast.BinOp(ast.Name(name, ast.Load()), ast.Add(), term)

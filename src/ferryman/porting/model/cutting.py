@@ -15,23 +15,27 @@ from ferryman.porting.model.part_proof import Proving
 from ferryman.porting.model.uses import more, served, served_methods
 
 _MOST_LEAVES, _MOST_CUTS, _MOST_PARTS, _MOST_OPS = 4, 24, 12, 48
-# What a part must call to be worth a proof; what only moves, casts, scales or adds is no op
-_WORTH = {
-    *("rsqrt", "sqrt", "pow", "Pow", "norm", "vector_norm", "exp", "sigmoid", "tanh", "erf", "silu", "gelu", "relu"),
+# What only moves, casts, scales or adds is no op: a part of nothing else is not worth a proof
+_PLAIN = {
+    *("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "USub", "UAdd", "Not", "And", "Or", "Eq", "NotEq", "Lt", "Gt"),
+    *("add", "sub", "mul", "div", "neg", "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim"),
+    *("to", "type", "type_as", "float", "half", "bfloat16", "contiguous", "clone", "detach", "squeeze", "unsqueeze"),
+    *("expand", "expand_as", "repeat", "size", "chunk", "split", "unbind", "narrow", "select", "item", "dim", "t"),
     *(
-        "softmax",
-        "log_softmax",
-        "layer_norm",
-        "rms_norm",
-        "call",
-        "cat",
-        "stack",
-        "view_as_complex",
-        "einsum",
-        "MatMult",
+        "Subscript",
+        "Tuple",
+        "List",
+        "len",
+        "int",
+        "bool",
+        "range",
+        "getattr",
+        "numel",
+        "swapaxes",
+        "view_as",
+        "T",
+        "mT",
     ),
-    *("matmul", "linear", "addmm", "baddbmm", "bmm", "tensordot", "index_select", "gather", "embedding", "conv1d"),
-    *("unfold", "softplus", "hardswish", "elu", "leaky_relu", "mish", "roll", "concat", "group_norm", "reciprocal"),
 }
 
 
@@ -109,7 +113,7 @@ class Search(Proving):
 
     def _worth(self, inside: list[Node]) -> bool:
         computed = [n for n in inside if n.kind == "op"]
-        if len(computed) > _MOST_OPS or not {n.label for n in computed} & _WORTH:
+        if len(computed) > _MOST_OPS or not {n.label for n in computed} - _PLAIN:
             return False
         if any(n.label == "double" or "float64" in ast.unparse(n.tree) for n in inside):
             return False  # float64 is asked for, and no op has it

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map
 
+from ferryman.porting.model import source
 from ferryman.porting.model.results import AMPLITUDE, SEEDS
 
 
@@ -68,7 +69,7 @@ def recorded(model: nn.Module, run: Callable[[nn.Module], Any], paths: Iterable[
         for module in model.modules():
             if id(module) in wanted:
                 stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        stack.callback(register_module_forward_hook(leave).remove)
+        stack.callback(register_module_forward_hook(source.watching(leave)).remove)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             run(model)

@@ -365,9 +365,9 @@ def _attribute(owner: Any, name: str) -> Any:
     if hasattr(type(declared), "__get__") or isinstance(owner, types.ModuleType | Tensor):
         return MISSING
     if isinstance(owner, nn.Module):
-        for held in (owner.__dict__, owner._parameters, owner._buffers, owner._modules):
-            if name in held:
-                return held[name]
+        for names in (owner.__dict__, owner._parameters, owner._buffers, owner._modules):
+            if name in names:
+                return names[name]
         return MISSING
     reads: Any = type(owner).__getattribute__
     if reads is not object.__getattribute__ or hasattr(type(owner), "__getattr__"):

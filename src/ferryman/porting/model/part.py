@@ -76,7 +76,7 @@ class Parted:
 
     key: str
     inner: bool = field(default=False, compare=False)  # functions that it calls may have parts, too
-    held: tuple[tuple[str, Any], ...] = field(default=(), compare=False)  # attributes that are served functions
+    attributes: tuple[tuple[str, Any], ...] = field(default=(), compare=False)  # attributes that are served functions
     functions: tuple[tuple[str, ast.FunctionDef, tuple[Part, ...], str], ...] = field(
         default=(), compare=False, repr=False
     )

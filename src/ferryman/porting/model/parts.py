@@ -30,7 +30,7 @@ def of_module(module: nn.Module, skipped: frozenset[tuple[str, Any]], norms: fro
     fresh = _fresh(module)
     key = kind, source.code_of(kind), skipped, norms, fresh
     for known, parted in _of_class.setdefault(key, []):
-        same = all(vars(module).get(name) is value for name, value in parted.held)
+        same = all(vars(module).get(name) is value for name, value in parted.attributes)
         if same and all(_alike(_fact(module, *at), value) for at, value in known.items()):
             return parted
     methods, reached = source.methods(kind), names_reached(kind)
@@ -57,13 +57,13 @@ def of_module(module: nn.Module, skipped: frozenset[tuple[str, Any]], norms: fro
         facts |= {(name, text): value for text, value in search.scan.facts.items()}
         if shown:
             functions.append((name, search.tree, tuple(search.parts), ast.dump(before)))
-    held = tuple(
+    attributes = tuple(
         (n, v) for n, v in vars(module).items() if n in reached and isinstance(v, flow.FUNCTIONS) and v in served()
     )
     texts = [(n, ast.dump(t), [(p.forms, p.own) for p in ps]) for n, t, ps, _ in functions]
-    name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {held}".encode()).hexdigest()
+    name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {attributes}".encode()).hexdigest()
     none = INNER if module._modules else NONE
-    parted = Parted(name, none.inner, held, tuple(functions)) if functions or held else none
+    parted = Parted(name, none.inner, attributes, tuple(functions)) if functions or attributes else none
     _of_class[key].append((facts, parted))
     return parted
 

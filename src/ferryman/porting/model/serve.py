@@ -76,11 +76,11 @@ class Serve(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id == self.self_name:
             self.methods.setdefault(node.attr, self.conditions)
-            held = dict(self.owner.parted.held).get(node.attr)
-            if held is not None:
-                entry = served()[held]
+            bound = dict(self.owner.parted.attributes).get(node.attr)
+            if bound is not None:
+                entry = served()[bound]
                 self._use(entry.op, node, entry.fixed)
-                return self._while(node, held, self._put(entry.replacement, node))
+                return self._while(node, bound, self._put(entry.replacement, node))
             declared = source.members(self.owner.kind).get(node.attr)
             if isinstance(declared, staticmethod) and isinstance(declared.__func__, types.FunctionType):
                 return self._helper(node, declared.__func__)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ferryman.porting.model import recognise
+from ferryman.porting.model import recognise, source
 from ferryman.porting.model.classes import Recipe
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.recognise import Role
@@ -77,7 +77,7 @@ class PortReport:
                 seen[paths[id(module)]] += 1
 
         with contextlib.ExitStack() as stack:
-            stack.callback(register_module_forward_pre_hook(entered).remove)
+            stack.callback(register_module_forward_pre_hook(source.watching(entered)).remove)
             run(model)
         return {path: n for path, n in seen.items() if n != 1}
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as _modules
 
 MISSING = object()
 _CODE = (types.FunctionType, property, staticmethod, classmethod)
@@ -299,10 +299,28 @@ def own_forward(module: nn.Module) -> bool:
     return mine and forward.__func__ is type(module).forward  # type: ignore[union-attr]
 
 
+def watching(hook: Any) -> Any:
+    """A hook of all modules that is ours and changes nothing: no fusion is left out for it."""
+    hook.ferryman_watches = True
+    return hook
+
+
+def _hooked_globally() -> bool:
+    hooks = (
+        _modules._global_forward_hooks,
+        _modules._global_forward_pre_hooks,
+        _modules._global_backward_hooks,
+        _modules._global_backward_pre_hooks,
+    )
+    return any(not hasattr(hook, "ferryman_watches") for some in hooks for hook in some.values())
+
+
 def untouched(module: nn.Module) -> bool:
     """Whether a call of a module runs its class's forward, and nothing around it, of its own or of all modules."""
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not (hooked or _has_any_global_hook()) and ("forward" not in module.__dict__ or own_forward(module))
+    if hooked or (_modules._has_any_global_hook() and _hooked_globally()):
+        return False
+    return "forward" not in module.__dict__ or own_forward(module)
 
 
 def names_read(function: Any, texts: Sequence[str]) -> dict[str, Any]:
