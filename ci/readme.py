@@ -28,11 +28,10 @@ from dispatch_regret import report as regret  # noqa: E402
 
 SHOWN = ("rms_norm", "add_rms_norm", "attention")  # as examples; the linked page has all
 CHECK = "h200/check"
-DRAWS = {"h100/regret-fourth": "all ops", "h100/regret-attention-third": "attention alone"}
+DRAWS = {"h100/regret-fourth": "all ops", "h100/regret-attention-fifth": "attention alone"}
 MODELS = (
     ("h100/whole_models", "compiled"),
-    ("h100/whole_models-eager", "eager"),
-    ("h100/whole_models-small", "eager"),
+    ("h100/whole_models-eager-second", "eager"),
     ("h100/whole_models-rest", "eager"),
 )
 _NOTE = "<!-- {name}: ci/readme.py writes this from benchmarks/results; `make docs` -->\n"
