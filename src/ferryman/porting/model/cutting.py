@@ -98,8 +98,9 @@ class Search(Proving):
                 alone = [frozenset({node})] if known_here else []
                 merged = [frozenset[Node]()] if node.children else []
                 for child in node.children:
-                    both = {a | b for a, b in itertools.product(merged, cuts(child)) if len(a | b) <= _MOST_LEAVES}
-                    merged = sorted(both, key=len)[:_MOST_CUTS]
+                    # in order: which of the many are kept must not depend on where objects lie
+                    both = dict.fromkeys(a | b for a, b in itertools.product(merged, cuts(child)))
+                    merged = sorted((cut for cut in both if len(cut) <= _MOST_LEAVES), key=len)[:_MOST_CUTS]
                 known[node] = [*(merged if node.kind == "op" else []), *alone]
             return known[node]
 
@@ -109,7 +110,7 @@ class Search(Proving):
         sized = {c: root.inside(c) for c in cuts(root) if c and root not in c}
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
         chosen.sort(key=lambda c: (len(c) > 2, -sum(n.kind == "op" for n in sized[c])))
-        return [tuple(sorted(c, key=lambda n: order.get(n, -1))) for c in chosen]
+        return [tuple(sorted(c, key=lambda n: (order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
 
     def _worth(self, inside: list[Node]) -> bool:
         computed = [n for n in inside if n.kind == "op"]
