@@ -52,7 +52,6 @@ def test_it_is_pytorch_s_function_and_names_what_ran(line: str, dtype: torch.dty
         y = group_norm(x, 4, w, b, 1e-3)
     assert dict(trace.calls) == {("group_norm", line): 1}
     assert off(registry.primitive("group_norm"), (x, 4, w, b, 1e-3), [y], dtype) <= 1
-    torch.testing.assert_close(y, F.group_norm(x.float(), 4, w.float(), b.float(), 1e-3).to(dtype))
 
 
 @pytest.mark.parametrize("line", ["torch", "definition"])

@@ -180,8 +180,8 @@ class Proving:
             kind: Any = type("Part", (base,), {"forward": forward, "__module__": self.function.__module__})
             module: nn.Module = kind.__new__(kind)
             nn.Module.__init__(module)
-        except Exception as error:
-            raise Unproven(str(error)) from error
+        except Exception as error:  # a class of the model's may refuse a subclass with whatever it likes
+            raise Unproven(f"{type(error).__name__}: {error}") from error
         if methods and self.module is not None:
             reached = names_reached(kind)
             ours = vars(nn.Module())
