@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferryman.device_profiles import Profile, detect
@@ -19,6 +19,27 @@ def serving(op: str, backend: str, args: Sequence[Any] | None = None, known: Pro
     primitive, profile = registry.primitive(op), known or detect("cpu")
     view = select.View.of(primitive, tuple(args), profile)
     return next((x for x in lines if not select.refusals(x, view, profile, absent=True)), lines[-1])
+
+
+def planted(
+    put: Callable[[Any, str, Any], None],
+    kernels: Mapping[Implementation, Callable[..., Any] | None],
+    first: bool = False,
+) -> None:
+    """Lines of a test's own on the menus of their ops, with ``put(object, name, value)``: after the others, or first
+    and alone of their backends. None: what the registry loads for a line."""
+    menu, launcher = registry.implementations, registry.launcher
+    own = {id(line): kernel for line, kernel in kernels.items() if kernel is not None}
+
+    def lines(op: str) -> tuple[Implementation, ...]:
+        mine = tuple(line for line in kernels if line.op == op)
+        if not first:
+            return (*menu(op), *mine)
+        backends = {line.backend for line in mine}
+        return (*mine, *(line for line in menu(op) if line.backend not in backends))
+
+    put(registry, "implementations", lines)
+    put(registry, "launcher", lambda line: own.get(id(line)) or launcher(line))
 
 
 def launched(op: str, args: Sequence[Any], known: Profile) -> tuple[str, list[str]]:

@@ -141,17 +141,18 @@ def gate_topk(
     ids_dtype: torch.dtype,
 ) -> tuple[Tensor, None]:
     """Of equal experts PyTorch's topk has any: their weights agree, and which they are is not judged."""
-    scores = logits.float().softmax(-1) if scoring == "softmax" else logits.float().sigmoid()
+    alone = scoring == "sigmoid"  # each expert by itself
+    scores = logits.float().sigmoid() if alone else logits.float().softmax(-1)
     choice = scores if bias is None else scores + bias
     if n_group > 1:
         groups = choice.unflatten(-1, (n_group, -1))
-        best = groups.amax(-1) if scoring == "softmax" else groups.topk(2, dim=-1).values.sum(-1)
+        best = groups.topk(2, dim=-1).values.sum(-1) if alone else groups.amax(-1)
         of = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(topk_group, dim=-1).indices, True)
         choice = groups.masked_fill(~of.unsqueeze(-1), float("-inf")).flatten(-2)
     ids = choice.topk(k, dim=-1).indices
     weights = scores.gather(-1, ids)
     if renormalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if scoring == "sigmoid" else 0.0))
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if alone else 0.0))
     return weights * scale, None
 
 

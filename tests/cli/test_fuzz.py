@@ -10,7 +10,6 @@ import pytest
 
 from ferryman.cli import new
 from ferryman.dispatch import registry
-from ferryman.ops.primitive import Primitive
 from ferryman.porting.inputs import fuzz
 from ferryman.porting.running import fuzzed
 from tests.cli.run import ferryman
@@ -80,11 +79,7 @@ def test_bad_use_is_one_message(arguments: tuple[str, ...], says: str) -> None:
 
 def test_an_op_without_a_domain_is_bad_use_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "no evidence.py has a record of softmax"
-
-    def undrawable(op: Primitive) -> str | None:
-        return reason if op.name == "softmax" else None
-
-    monkeypatch.setattr(fuzz, "undrawable", undrawable)
+    monkeypatch.setattr(fuzz, "undrawable", lambda op: {"softmax": reason}.get(op.name))
     done = ferryman("fuzz", "--device", "cpu", "--op", "softmax")
     assert (done.code, done.out) == (2, "")
     assert f"--op is softmax; required: an op that cases can be drawn for; {reason}" in done.err

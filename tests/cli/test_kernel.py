@@ -22,6 +22,7 @@ from ferryman.porting.judging.results import Cell, Results
 from ferryman.porting.kernel import adapter as kernel_adapter
 from ferryman.porting.kernel import check as kernel
 from tests.cli.run import Done, alone, ferryman
+from tests.lines import serving
 
 SOURCE = (Path(__file__).parent / "user_kernels.py").read_text("utf-8")
 
@@ -204,7 +205,7 @@ def test_an_op_of_ours_is_a_kernel_too(op: str) -> None:
         op,
         device="cpu",
         dtypes=["f32"],
-        declaration=kernel.Declaration(roundings=("p",) if op == "attention" else ()),
+        declaration=kernel.Declaration(roundings=serving(op, "torch").roundings),
     )
     assert set(verdicts(document)) == {"PASS"}, [c.reason for c in document.cells if c.verdict != "PASS"]
 

@@ -21,6 +21,7 @@ from ferryman.porting.kernel import adapter as kernel_adapter
 from ferryman.porting.kernel import check as kernel
 from ferryman.porting.running.process import Numerics, bound, flushes_subnormals
 from tests.cli.run import ferryman
+from tests.lines import planted
 
 HERE = Path(__file__).parent
 SOURCE = str(HERE.parents[1] / "src")
@@ -209,9 +210,8 @@ def test_kernels_that_cannot_be_imported_cost_their_line_and_not_the_call(monkey
     from ferryman.ops.menu import Implementation
 
     broken = Implementation(op="softmax", name="triton", where="ferryman.no_such_kernels:softmax")
-    menu, backends = registry.implementations, registry.backends()
-    lines = (broken, *(line for line in menu("softmax") if line.backend != "triton"))
-    monkeypatch.setattr(registry, "implementations", lambda op: lines if op == "softmax" else menu(op))
+    backends = registry.backends()
+    planted(monkeypatch.setattr, {broken: None}, first=True)
     monkeypatch.setattr(registry, "backends", lambda: {**backends, "triton": backends["torch"]})
     monkeypatch.setattr(registry, "probe", lambda name, vendor: ())
     monkeypatch.setattr(select, "preferred", lambda op, profile: ["triton", "torch", "definition"])

@@ -14,9 +14,10 @@ import torch
 import ferryman
 from ferryman import ops
 from ferryman.device_profiles import detect
-from ferryman.dispatch import cost
+from ferryman.dispatch import cost, registry
 from ferryman.porting import bench
 from ferryman.porting import tune as tuning
+from ferryman.porting.bench import grid
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -25,20 +26,17 @@ GPU = torch.device("cuda", 0)
 
 def test_what_is_shipped_for_this_device_predicts_what_it_takes() -> None:
     profile = detect(GPU)
-    if not cost.knows("rms_norm", profile):
+    examples = ("rms_norm", "linear")
+    if not all(cost.knows(op, profile) for op in examples):
         pytest.skip(f"no costs are shipped for {profile.name}")
-    benchmark = bench.run(ops=["rms_norm", "linear"], device="cuda")
+    benchmark = bench.run(ops=examples, device="cuda")
     near = 0
     for cell in benchmark.cells:
-        x = torch.empty(8192, 8192, device="meta", dtype=torch.bfloat16)
         if not cell.case.startswith("8192x8192"):
             continue
-        op, args = (
-            (ops.rms_norm.primitive, (x, x[0], 1e-6, False))
-            if cell.op == "rms_norm"
-            else (ops.linear.primitive, (x, x, None))
-        )
-        predicted = cost.predictions(op, cost.work_of(op, args), profile)
+        op = registry.primitive(cell.op)
+        case = next(case for case in grid.cases(op, "small", GPU) if case.name == cell.case)
+        predicted = cost.predictions(op, cost.work_of(op, grid.on_meta(op, case, torch.bfloat16)), profile)
         for times in cell.times:
             if times.name in predicted and times.seconds is not None:
                 assert predicted[times.name][0] == pytest.approx(times.seconds, rel=0.3), (cell.op, times.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -207,20 +208,18 @@ def _experts(draw: random.Random, fault: str) -> str:
 EXPRESSIBLE = frozenset(
     {"cosine and sine exchanged", "one is added", "the gate is clamped", "activated twice", "the gate is detached"}
 )
-OPS: Mapping[str, frozenset[str]] = {
-    "rope": frozenset({"rope"}),
-    "gate": frozenset({"silu_mul", "gelu_mul"}),
-    "moe_experts": frozenset({"moe_experts"}),
-}
 
 
-def inputs_of(module: Any, op: str, width: int) -> Iterator[tuple[Tensor, ...]]:
+def _tokens(module: Any, width: int) -> Iterator[tuple[Tensor, ...]]:
     """Few tokens and many, small numbers and large."""
     generator = torch.Generator().manual_seed(3)
-    if op != "moe_experts":
-        for shape, scale in (((2, 5, width), 1.0), ((2, 80, width), 1.0), ((2, 5, width), 1e6), ((1, 3, width), 0.01)):
-            yield (torch.randn(shape, generator=generator) * scale,)
-        return
+    for shape, scale in (((2, 5, width), 1.0), ((2, 80, width), 1.0), ((2, 5, width), 1e6), ((1, 3, width), 0.01)):
+        yield (torch.randn(shape, generator=generator) * scale,)
+
+
+def _routed(module: Any, width: int) -> Iterator[tuple[Tensor, ...]]:
+    """Tokens, their experts' numbers and shares, in the order that the module takes."""
+    generator = torch.Generator().manual_seed(3)
     ids = torch.randint(6, (40, 2), generator=generator)
     ids[0] = ids[0, 0]
     shares = torch.rand(40, 2, generator=generator)
@@ -231,22 +230,34 @@ def inputs_of(module: Any, op: str, width: int) -> Iterator[tuple[Tensor, ...]]:
         yield (x, ids, shares) if second == tells else (x, shares, ids)
 
 
-MAKERS: Mapping[str, tuple[Callable[[random.Random, str], str], Mapping[str, str]]] = {
-    "rope": (_rope, ROPE_FAULTS),
-    "gate": (_gate, GATE_FAULTS),
-    "moe_experts": (_experts, EXPERT_FAULTS),
+@dataclass(frozen=True)
+class Kind:
+    """How modules of a kind are written, their faults, the ops that they resemble, and what they are tried with.
+    block: one module is the op, as a block, and not its leaves or a function in it."""
+
+    make: Callable[[random.Random, str], str]
+    faults: Mapping[str, str]
+    ops: frozenset[str]
+    inputs: Callable[[Any, int], Iterator[tuple[Tensor, ...]]] = _tokens
+    block: bool = False
+
+
+KINDS: Mapping[str, Kind] = {
+    "rope": Kind(_rope, ROPE_FAULTS, frozenset({"rope"})),
+    "gate": Kind(_gate, GATE_FAULTS, frozenset({"silu_mul", "gelu_mul"})),
+    "moe_experts": Kind(_experts, EXPERT_FAULTS, frozenset({"moe_experts"}), _routed, block=True),
 }
 
 
 def wholes(count: int, seed: int, right: bool) -> list[Specimen]:
     """``count`` modules: right ones, or one fault after the other, in an order that is drawn."""
     draw = random.Random(seed)
-    kinds = list(MAKERS)
-    faults = [(op, text, key) for op, (_, known) in MAKERS.items() for text, key in known.items()]
+    kinds = list(KINDS)
+    faults = [(op, text, key) for op, kind in KINDS.items() for text, key in kind.faults.items()]
     draw.shuffle(faults)
     drawn = []
     for i in range(count):
         op, text, key = (kinds[i % len(kinds)], "", "") if right else faults[i % len(faults)]
-        source = MAKERS[op][0](draw, key)
+        source = KINDS[op].make(draw, key)
         drawn.append(Specimen(source.rsplit("class ", 1)[1].split("(", 1)[0], op, source, text))
     return drawn

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ferryman.backends import simt, simt_runtime
 from ferryman.backends.base import Target
 from ferryman.backends.simt_offline import target_for
+from ferryman.dispatch import registry
 from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.embedding import simt_kernels as embedding
 from ferryman.ops.kv_append import simt_kernels as kv_append
@@ -56,6 +57,12 @@ def some_units(arch: str) -> list[simt.Unit]:
     for unit in all_units(arch):
         by_op[next(op for op in ops if unit.name.startswith(op))].append(unit)
     return [units[i] for units in by_op.values() for i in sorted({0, len(units) // 2, len(units) - 1})]
+
+
+def numbers_of(kernel: str) -> int:
+    """How many numbers an op's kernel takes, as the op's schema says: eps, a scale."""
+    op = max((op for op in registry.primitives() if kernel.startswith(f"{op}_")), key=len)
+    return sum(str(p.annotation) in ("float", "float | None") for p in registry.primitive(op).parameters)
 
 
 def joined(units: list[simt.Unit], most: int = 16) -> list[tuple[simt.Unit, list[str]]]:

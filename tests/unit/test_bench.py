@@ -20,6 +20,7 @@ from ferryman import ops
 from ferryman.cli import documents
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, ResultError, UnknownName
+from ferryman.ops import evidence
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import bench
 from ferryman.porting.bench import clock, condition, contender, document, grid, peers, rotation, runner
@@ -153,15 +154,15 @@ def test_a_contender_that_breaks_after_it_was_made_ready_is_a_row(
 
 
 def test_a_cell_that_cannot_be_made_does_not_end_the_others(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rotated = runner.rotated
+    rotated, examples = runner.rotated, ("silu_mul", "softmax")
 
     def full(plan: Any, op: Primitive, case: Case) -> Any:
-        if op.name == "silu_mul":
+        if op.name == examples[0]:
             raise MemoryError("of 2 GiB")
         return rotated(plan, op, case)
 
     monkeypatch.setattr(runner, "rotated", full)
-    lost, timed = bench.run(ops=["silu_mul", "softmax"], implementations=["torch"], device="cpu").cells
+    lost, timed = bench.run(ops=examples, implementations=["torch"], device="cpu").cells
     (torchs,) = lost.times
     assert torchs.skipped == "its cell failed: MemoryError: of 2 GiB" and lost.untrusted == [
         "it failed: MemoryError: of 2 GiB"
@@ -236,9 +237,15 @@ def test_the_grids_hold_cases_that_the_ops_accept(op: Primitive) -> None:
             values = grid.on_meta(forward, case, torch.bfloat16)
             forward.check(*values)
             assert forward.cost(*values).bytes > 0
-    if forward.name in ("rms_norm", "softmax", "silu_mul"):
-        widths = [c for c in grid.cases(op, "full", torch.device("cuda")) if c.name.endswith("x131072")]
-        assert len(widths) == 1
+
+
+def test_ops_of_rows_are_timed_on_one_very_long_row() -> None:
+    rows = evidence.bench_rows("full")
+    assert [width for _, width in rows].count(131_072) == 1
+    names, place = {f"{count}x{width}" for count, width in rows}, torch.device("cuda")
+    forwards = [op for op in registry.primitives().values() if grid.forward_of(op) is None]
+    of_rows = [op.name for op in forwards if names <= {case.name for case in grid.cases(op, "full", place)}]
+    assert len(of_rows) > 3
 
 
 def test_a_peer_that_is_near_is_right_and_one_that_is_off_is_not() -> None:
@@ -356,22 +363,22 @@ def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_leaves_its_cells_marked_as_partial(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, times_of = tmp_path / "bench.json", runner._cell
+    out, times_of, (done_op, last_op) = tmp_path / "bench.json", runner._cell, ("silu_mul", "softmax")
 
     def stopped(plan: runner.Plan, op: Primitive, case: Case, limits: Any) -> Any:
-        if op.name == "softmax":
+        if op.name == last_op:
             raise SystemExit(143)  # what SIGTERM does to the command
         return times_of(plan, op, case, limits)
 
     monkeypatch.setattr(runner, "_cell", stopped)
     arguments = ("bench", "--implementation", "torch", "--device", "cpu")
-    both = (*arguments, "--op", "silu_mul", "--op", "softmax", "--out", str(out))
+    both = (*arguments, "--op", done_op, "--op", last_op, "--out", str(out))
     assert ferryman(*both).code == 143
     partial = document.load(out)
-    assert [cell.op for cell in partial.cells] == ["silu_mul"] and partial.left == 1
+    assert [cell.op for cell in partial.cells] == [done_op] and partial.left == 1
     assert "PARTIAL: the run was stopped, 1 cells were not timed" in out.with_suffix(".md").read_text()
     monkeypatch.undo()
-    done = ferryman(*arguments, "--op", "silu_mul", "--compare", str(out))
+    done = ferryman(*arguments, "--op", done_op, "--compare", str(out))
     assert done.code == 2 and "is partial: its run was stopped after 1 of 2 cells; required: a whole" in done.err
     with pytest.raises(ResultError, match="this benchmark is partial"):
         compare(partial.model_copy(update={"left": 0}), partial)

@@ -20,6 +20,7 @@ from ferryman.dispatch import plan, registry, select
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
 from ferryman.ops.menu import Implementation
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests import lines
 
 X, W = torch.randn(4, 16), torch.randn(16)
 
@@ -37,10 +38,8 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], N
 
     def plant(launch: Callable[..., Any]) -> None:
         line = Implementation(op="rms_norm", name="triton", where="planted:nowhere")
-        menu, launcher, backends = registry.implementations, registry.launcher, registry.backends()
-        lines = (line, *(known for known in menu("rms_norm") if known.backend != "triton"))
-        monkeypatch.setattr(registry, "implementations", lambda op: lines if op == "rms_norm" else menu(op))
-        monkeypatch.setattr(registry, "launcher", lambda asked: launch if asked is line else launcher(asked))
+        backends = registry.backends()
+        lines.planted(monkeypatch.setattr, {line: launch}, first=True)
         monkeypatch.setattr(registry, "backends", lambda: {**backends, "triton": backends["torch"]})
         monkeypatch.setattr(registry, "probe", lambda name, vendor: ())
         monkeypatch.setattr(select, "preferred", lambda op, profile: ["triton", "torch", "definition"])

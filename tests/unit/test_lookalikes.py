@@ -14,7 +14,7 @@ from ferryman.porting.model import blocks
 from ferryman.porting.model.classes import is_ported
 from ferryman.porting.model.recognise import Refusal, Role, role_of
 from tests.unit.lookalikes import Specimen, load, specimens
-from tests.unit.lookalikes_whole import EXPRESSIBLE, OPS, inputs_of, wholes
+from tests.unit.lookalikes_whole import EXPRESSIBLE, KINDS, wholes
 
 WIDTH = 24
 
@@ -106,7 +106,7 @@ def _whole(specimen: Specimen, module: nn.Module) -> tuple[bool, bool]:
     same, called = True, False
     for training in (False, True):
         module.train(training)
-        for given in inputs_of(module, specimen.op, WIDTH):
+        for given in KINDS[specimen.op].inputs(module, WIDTH):
             before = _passed(module, given)
             try:
                 ferryman.port(module)
@@ -115,7 +115,7 @@ def _whole(specimen: Specimen, module: nn.Module) -> tuple[bool, bool]:
             with ferryman.trace() as traced:
                 after = _passed(module, given)
             ferryman.unport(module)
-            called = called or any(op in OPS[specimen.op] for op, _ in traced.calls)
+            called = called or any(op in KINDS[specimen.op].ops for op, _ in traced.calls)
             # sums of 160 tokens of sums of 32 terms, in another order
             limit = 2048 * torch.finfo(torch.float32).eps
             pairs = zip(after, before, strict=True)
@@ -132,8 +132,8 @@ def _wrongly(count: int, seed: int, folder: Path) -> list[str]:
         same, called = _whole(specimen, module)
         if not same or (called and specimen.fault not in EXPRESSIBLE):
             missed.append(f"{specimen.op}, {specimen.fault}: same {same}, served {called}\n{specimen.source}")
-        refusal = blocks.role_of(module) if specimen.op == "moe_experts" else None
-        if specimen.op == "moe_experts" and not (isinstance(refusal, Refusal) and refusal.reason):
+        refusal = blocks.role_of(module) if KINDS[specimen.op].block else None
+        if KINDS[specimen.op].block and not (isinstance(refusal, Refusal) and refusal.reason):
             missed.append(f"{specimen.op}, {specimen.fault}: not named\n{specimen.source}")
     return missed
 

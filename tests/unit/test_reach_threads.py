@@ -20,6 +20,7 @@ from ferryman import ops
 from ferryman.dispatch import plan, registry, select
 from ferryman.errors import CompileError
 from ferryman.ops.menu import Implementation
+from tests import lines
 
 THREADS = 16
 WIDTHS = (8, 16, 24, 40)
@@ -43,16 +44,12 @@ class Planted:
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
     kernel = Planted()
     line = Implementation(op="rms_norm", name="triton", where="planted:nowhere")
-    menu, launcher, backends = registry.implementations, registry.launcher, registry.backends()
-    lines = (line, *(known for known in menu("rms_norm") if known.backend != "triton"))
-    monkeypatch.setattr(registry, "implementations", lambda op: lines if op == "rms_norm" else menu(op))
-    monkeypatch.setattr(registry, "launcher", lambda asked: kernel if asked is line else launcher(asked))
+    backends = registry.backends()
+    lines.planted(monkeypatch.setattr, {line: kernel}, first=True)
     monkeypatch.setattr(registry, "backends", lambda: {**backends, "triton": backends["torch"]})
     monkeypatch.setattr(registry, "probe", lambda name, vendor: ())
     others = ["torch", "definition"]
-    monkeypatch.setattr(
-        select, "preferred", lambda op, profile: ["triton", *others] if op.name == "rms_norm" else others
-    )
+    monkeypatch.setattr(select, "preferred", lambda op, profile: ["triton", *others] if op.name == line.op else others)
     ferryman.reload()
     yield kernel
     monkeypatch.undo()

@@ -27,6 +27,7 @@ from ferryman.dispatch.serving import serving
 from ferryman.errors import ArgumentError
 from ferryman.ops.menu import Implementation
 from ferryman.porting.inputs.cases import cases_of
+from tests.lines import planted
 
 CPU = torch.device("cpu")
 
@@ -247,9 +248,8 @@ class Scaling:
 def scaling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scaling]:
     """A replayable implementation of rms_norm, first on its menu, on a CPU that plans are replayed on."""
     line = Implementation(op="rms_norm", name="torch", where="nowhere:none", replayable=True)
-    menu, launcher, kernel = registry.implementations, registry.launcher, Scaling()
-    monkeypatch.setattr(registry, "implementations", lambda op: (*menu(op), line) if op == "rms_norm" else menu(op))
-    monkeypatch.setattr(registry, "launcher", lambda asked: kernel if asked is line else launcher(asked))
+    kernel = Scaling()
+    planted(monkeypatch.setattr, {line: kernel})
     monkeypatch.setattr(plan, "REPLAYED", "cpu")
     monkeypatch.setattr(plan, "REPLAY_AFTER", 2)
     ferryman.reload()

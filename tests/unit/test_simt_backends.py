@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import gc
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from ferryman.backends import cuda, hip, simt, simt_runtime
 from ferryman.backends.base import Backend, Target
 from ferryman.backends.simt import Unit, launcher, rows
+from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, BackendUnavailable, CaptureError, LaunchError
 from ferryman.ops.norm import simt_kernels as norm_kernels
 from ferryman.ops.softmax import simt_kernels as softmax_kernels
@@ -76,20 +78,30 @@ def test_vectors_need_aligned_pointers_strides_and_lengths() -> None:
     assert simt.vectorised(4, 60 | 64, 0)
 
 
-ROW_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "softmax")
+# op -> the widest row of 16 bits that few rows and many read once on an H200
+ROW_OPS = {"rms_norm": 262_144, "add_rms_norm": 262_144, "layer_norm": 131_072, "softmax": 262_144}
+
+
+def weights_of(op: str, *bytes_: int) -> tuple[int, ...]:
+    """Those of an op's weight and bias, of ``bytes_`` in this order; nothing for an op without a weight."""
+    return bytes_ if "weight" in registry.primitive(op).names else ()
+
+
+DEMANDS: dict[str, Callable[[int, int, tuple[int, ...]], rows.Demand]] = {
+    **{op: functools.partial(norm_kernels.demand, op) for op in ("rms_norm", "add_rms_norm", "layer_norm")},
+    "softmax": lambda wave, itemsize, weights: softmax_kernels.demand(wave, itemsize),
+}
 
 
 def demand(op: str, wave: int, itemsize: int, *weights: int) -> rows.Demand:
-    if op == "softmax":
-        return softmax_kernels.demand(wave, itemsize)
-    return norm_kernels.demand(op, wave, itemsize, weights or (0,))
+    return DEMANDS[op](wave, itemsize, weights or (0,))
 
 
 @given(
     n=st.integers(1, 400_000),
     itemsize=st.sampled_from([2, 4]),
     vector=st.booleans(),
-    kind=st.sampled_from(ROW_OPS),
+    kind=st.sampled_from(sorted(ROW_OPS)),
     weight=st.sampled_from([0, 2, 4]),
     bias=st.sampled_from([0, 2, 4]),
     device=st.sampled_from([(32, False), (32, True), (64, False)]),
@@ -111,7 +123,7 @@ def test_every_plan_is_one_that_the_kernel_can_run(
     wave, clusters = device
     if vector:
         n = -(-n * itemsize // 16) * 16 // itemsize
-    need, weights = demand(kind, wave, itemsize, weight, bias), weight + bias
+    need, weights = demand(kind, wave, itemsize, weight, bias), sum(weights_of(kind, weight, bias))
     tensors = need.tensors
     plan = rows.row_plan(n, itemsize, vector, wave, 132, shared, need, rows.threads_a_row(count, 132), clusters)
     width, lanes, per_block, packs, fit, bound, cluster = plan.arguments
@@ -128,9 +140,9 @@ def test_every_plan_is_one_that_the_kernel_can_run(
     assert packs * max(1, width * itemsize // 4) * tensors <= 64, "registers"
     assert plan.shared <= max(0, shared - 1024)
     if fit == "WHOLE":
-        assert plan.shared == columns * width * (0 if kind == "softmax" else weights) <= shared - 8192
+        assert plan.shared == columns * width * weights <= shared - 8192
         assert lanes > wave and per_block == 1 and plan.slots >= 1 and plan.resident == 0
-        ahead = 2 if kind == "layer_norm" and packs == 8 else 1
+        ahead = max(form.ahead for form in need.whole if form.packs == packs)
         assert plan.slots == 1 or plan.slots * n * itemsize * tensors <= ahead * 132 * 32 * 1024
     else:
         assert plan.slots == 0 or (fit == "LONG" and tensors == 1)
@@ -150,10 +162,10 @@ def test_threads_a_row() -> None:
 HOPPER = dataclasses.replace(H200, features=frozenset({"clusters"}))
 
 
-@pytest.mark.parametrize("kind", ROW_OPS)
-def test_widths_of_models_are_read_once_from_memory(kind: str) -> None:
-    """Up to 262144 elements of 16 bits on an H200 (layer_norm 131072), few rows and many: no second read."""
-    for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, *((262_144,) if kind != "layer_norm" else ())):
+@pytest.mark.parametrize(("kind", "widest"), ROW_OPS.items())
+def test_widths_of_models_are_read_once_from_memory(kind: str, widest: int) -> None:
+    """On an H200, few rows and many: no second read."""
+    for n in filter(widest.__ge__, (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)):
         for count in (1, 16, 132, 1024, 1 << 20):
             plan = rows.plan_for(n, 2, True, HOPPER, demand(kind, 32, 2), rows.threads_a_row(count, 132))
             width, lanes, _, packs, _, _, cluster = plan.arguments
@@ -170,13 +182,13 @@ def test_wide_rows_take_one_exchange(kind: str, weights: tuple[int, ...]) -> Non
     need = demand(kind, 32, 2, *weights)
     for n in (8200, 11_008, 16_384, 20_008, 32_768, 65_536, 131_072, 262_144):
         plan = rows.plan_for(n, 2, True, HOPPER, need)
-        if n <= 16_384 and kind == "rms_norm":
+        if n * 2 <= need.alone * simt.VECTOR_BYTES:
             assert plan.arguments[4] in ("EXACT", "RAGGED") and plan.cluster == 1
             continue
         assert plan.arguments[4] == "WHOLE" and plan.on_hopper, n
         assert plan.blocks(1000) == -(-1000 // plan.rows_per_block) * plan.cluster
         if n <= 131_072:
-            words = plan.arguments[3] * 4 * (2 if kind == "layer_norm" else 1)  # layer_norm takes two rows at once
+            words = plan.arguments[3] * 4 * need.turns
             assert (512 if words > 32 else 704) <= plan.arguments[5] * plan.threads <= 1024 and plan.arguments[5] >= 2
     assert rows.plan_for(262_152, 2, True, HOPPER, need).arguments[4] == "LONG"
     assert rows.plan_for(8192, 2, True, HOPPER, need).arguments[4] == "EXACT"

@@ -36,9 +36,9 @@ def test_kernels_of_every_op_compile() -> None:
         (kernel,) = resources.kernels(artefact.image)
         assert kernel[".name"] == unit.name and kernel[".wavefront_size"] == 64
         assert artefact.kind == "hsaco" and artefact.resources["registers"] > 0
-        # what the launcher packs is what the kernel reads: pointers and integers of 8 bytes, eps and a scale of 4
+        # what the launcher packs is what the kernel reads: pointers and integers of 8 bytes, numbers of 4
         sizes = [a[".size"] for a in kernel[".args"] if not a[".value_kind"].startswith("hidden")]
-        assert set(sizes) <= {8, 4} and sizes.count(4) == (1 if "norm" in unit.name or "embedding" in unit.name else 0)
+        assert set(sizes) <= {8, 4} and sizes.count(4) == simt_host.numbers_of(unit.name)
 
 
 def test_bad_source_gives_the_log() -> None:

@@ -43,6 +43,7 @@ from ferryman.porting.bench import clock, condition, contender, grid, peers, rot
 from ferryman.porting.inputs.cases import specs_of
 from ferryman.porting.running.timing import standard_case
 from ferryman.porting.tune import right, tuner, worker
+from tests import lines
 from tests.cli.run import ferryman as command
 from tests.unit import tune_planted
 
@@ -669,23 +670,14 @@ def test_of_more_candidates_than_eight_those_that_the_model_puts_first_are_measu
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [f"even{i}" for i in range(11)]
-    lines = {name: Implementation(op="silu_mul", name=name, where="nowhere:none") for name in names}
-    menu, backends, launcher, probe = (
-        registry.implementations,
-        registry.backends(),
-        registry.launcher,
-        registry.probe,
-    )
+    backends, probe = registry.backends(), registry.probe
     ran: set[str] = set()
 
     def kernel(name: str) -> Any:
         return lambda gate, up, target: ran.add(name) or torch.nn.functional.silu(gate) * up
 
-    by_line = {id(line): kernel(name) for name, line in lines.items()}
-    monkeypatch.setattr(
-        registry, "implementations", lambda op: (*menu(op), *(lines.values() if op == "silu_mul" else ()))
-    )
-    monkeypatch.setattr(registry, "launcher", lambda line: by_line.get(id(line)) or launcher(line))
+    kernels = {Implementation(op="silu_mul", name=name, where="nowhere:none"): kernel(name) for name in names}
+    lines.planted(monkeypatch.setattr, kernels)
     monkeypatch.setattr(registry, "backends", lambda: {**backends, **dict.fromkeys(names, backends["torch"])})
     monkeypatch.setattr(registry, "probe", lambda name, vendor: () if name in names else probe(name, vendor))
     monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)

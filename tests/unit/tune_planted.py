@@ -22,6 +22,7 @@ from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import clock, contender, grid
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.tune import right
+from tests import lines
 
 NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted", "killed")
 LINES = {name: Implementation(op="silu_mul", name=name, where="nowhere:none") for name in NAMES}
@@ -104,10 +105,8 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
 
 def plant(put: Callable[[Any, str, Any], None]) -> None:
     """Put the candidates on the menu, with ``put(object, name, value)``, and make a trial short."""
-    menu, launcher, one = registry.implementations, registry.launcher, registry.implementation
-    by_line = {id(line): KERNELS[name] for name, line in LINES.items()}
-    put(registry, "implementations", lambda op: (*menu(op), *(LINES.values() if op == "silu_mul" else ())))
-    put(registry, "launcher", lambda line: by_line.get(id(line)) or launcher(line))
+    one = registry.implementation
+    lines.planted(put, {line: KERNELS[name] for name, line in LINES.items()})
     put(registry, "implementation", lambda op, name: LINES[name] if name in LINES else one(op, name))
     backends, probe = registry.backends(), registry.probe
     put(registry, "backends", lambda: {**backends, **dict.fromkeys(NAMES, backends["torch"])})

@@ -115,3 +115,13 @@ def test_the_angles_of_a_stretch_stay_in_l2() -> None:
             covered = (stretch * form_of(walk)[0] << token_bits) * 128 * table.itemsize * 2
             whole = way != rope._OVER and tokens * 128 * table.itemsize * 2 < rope._KEPT
             assert covered >= tokens * 128 * table.itemsize * 2 if whole else covered <= most * 1.1
+
+
+def test_units_cover_every_combination_of_dtypes() -> None:
+    names, nvidia = ([u.name for u in rope.units(target_for(arch))] for arch in ("gfx942", "sm_80"))
+    packed = {"rope": 6, "rope_over": 6, "rope_backward": 4}  # on NVIDIA: they spill on AMD
+    for x, table in itertools.product(("f32", "f16", "bf16"), repeat=2):
+        for way, forms in packed.items():
+            assert sum(n.startswith(f"{way}_{x}_{table}_") for n in names) == 4
+            packs = [sum(n.startswith(f"{way}_packs_{x}_{table}_") for n in of) for of in (names, nvidia)]
+            assert packs == [0, forms]

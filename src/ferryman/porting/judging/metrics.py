@@ -33,7 +33,7 @@ _ACCUMULATOR = 2.0**-24  # float32
 _TF32 = 2.0**-11  # 10 stored bits, rounded to nearest
 SIGMAS = 6.0  # the bounds' "accumulate" terms stand six standard deviations out (docs/parity.md)
 _NOISE = 1.25  # G3: how much noisier than the low-precision reference
-_ENOUGH = 256  # elements that a confidence interval of a root mean square needs
+ENOUGH = 256  # elements that a confidence interval of a root mean square needs
 _BLOCKS = 64
 _RESAMPLES = 1000
 _QUANTILE = 0.001
@@ -243,7 +243,7 @@ def noise(got: Tensor, reference: Tensor, exact: Tensor, bound: Bound, judged: T
     None: too few elements for an interval.
     """
     where = judged & reference.isfinite()
-    if int(where.sum()) < _ENOUGH:
+    if int(where.sum()) < ENOUGH:
         return None
     scale = bound.total[where]
     mine = ((got[where].double() - exact[where]) / scale).square()
@@ -298,7 +298,7 @@ def bias(
     """
     where = judged & reference.isfinite()
     n = int(where.sum())
-    if n < _ENOUGH:
+    if n < ENOUGH:
         return None
     if shared and (exact.dim() < 2 or min(exact.shape[-1], exact.numel() // exact.shape[-1]) < _CLUSTERS):
         return None
