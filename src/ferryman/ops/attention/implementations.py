@@ -12,18 +12,11 @@ from ferryman.ops.attention.conditions import (
     _CUDNN_DECODE,
     _DOT,
     _EFFICIENT,
-    _FEW_ON_A_CACHE,
-    _FEW_TILES,
     _FLASH_AMD,
     _FLASH_NVIDIA,
     _FLEX,
     _HALF,
-    _HIDING,
-    _LITTLE_GRADIENTS,
-    _LITTLE_WORK,
     _MASKED,
-    _MASKED_ROWS,
-    _MUCH_TO_SKIP,
     _NO_BIAS_GRADIENT,
     _NO_DROPOUT,
     _NO_LSE,
@@ -33,9 +26,18 @@ from ferryman.ops.attention.conditions import (
     _ONE_WIDTH,
     _OWN,
     _PLAIN,
-    _READ_BY_CUDNN,
     _TILES,
     _TRACED,
+)
+from ferryman.ops.attention.leads import (
+    _FEW_ON_A_CACHE,
+    _FEW_TILES,
+    _HIDING,
+    _LITTLE_GRADIENTS,
+    _LITTLE_WORK,
+    _MASKED_ROWS,
+    _MUCH_TO_SKIP,
+    _READ_BY_CUDNN,
 )
 from ferryman.ops.clauses import absent, lacking, positive, unless
 from ferryman.ops.menu import Implementation, menu

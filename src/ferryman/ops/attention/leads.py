@@ -1,0 +1,190 @@
+"""When an implementation of attention goes before those that a device prefers."""
+
+from __future__ import annotations
+
+import torch
+
+from ferryman.ops.attention.conditions import (
+    _ALL_KEYS,
+    _MASKED,
+    _ONE_TILE,
+    _TILES,
+    _rows_of,
+    _rows_of_a_head,
+)
+from ferryman.ops.clauses import (
+    Clause,
+    View,
+    absent,
+    at_least,
+    both,
+    dtypes,
+    either,
+    not_multiple_of,
+    one_of,
+    threshold,
+    unless,
+)
+
+
+def _elements(view: View) -> int:
+    k = view.args["k"]
+    return int(k.shape[0] * k.shape[1] * k.shape[2] * k.shape[3])
+
+
+def _queries(view: View) -> int:
+    return int(view.args["q"].shape[2])
+
+
+# What a mask hides is not known on the host. Of one token that reads a cache, and of a few, most keys are hidden while
+# the cache fills, and a mask that hides none costs little; over a short cache making the lists costs more.
+_HIDING = (
+    dtypes("mask", torch.bool),
+    threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements),
+    threshold("attention.masked.width", "head size", ("q.shape",), lambda v: v.args["q"].shape[3], most=True),
+)
+_FEW_ON_A_CACHE = (
+    *_HIDING,
+    threshold("attention.masked.queries", "queries", ("q.shape",), _queries, most=True),
+)
+
+
+def _tiles(view: View) -> int:
+    batch, heads, queries, _ = view.args["q"].shape
+    return int(batch * heads * -(-queries // 64))
+
+
+def _products(view: View) -> int:
+    return int(view.args["q"].numel() * view.args["k"].shape[2])
+
+
+def _seen_elements(view: View) -> int:
+    window, keys = view.args["window"], int(view.args["k"].shape[2])
+    return _elements(view) // max(1, keys) * (keys if window is None else min(keys, window))
+
+
+# PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only.
+_FEW_TILES = (
+    _TILES,
+    at_least("q.shape[2]", 2),
+    absent("window"),
+    threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
+    threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
+)
+_WINDOWED = Clause("a window", ("window",), lambda view: view.args["window"], lambda window: window is not None)
+# Triton reads rows of odd head sizes in words. A short cache of wide heads cuDNN divides among fewer units.
+_READ_BY_CUDNN = (
+    absent("mask"),
+    *_ALL_KEYS,
+    absent("sinks"),
+    either(
+        not_multiple_of("q.shape[-1]", 16),
+        both(
+            unless(_WINDOWED),
+            one_of("q.shape[-1]", 112, 128),
+            threshold("attention.cudnn_decode.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2], most=True),
+        ),
+    ),
+    threshold("attention.cudnn_decode.elements", "elements of k in the window", ("k.shape", "window"), _seen_elements),
+)
+# PyTorch's fused kernels are given a key range and chunks as a mask, which is made first and hides no tile from them.
+_RANGED = Clause(
+    "a key range or chunks",
+    ("key_range", "chunk"),
+    lambda view: any(view.args[name] is not None for name in ("key_range", "chunk")),
+    bool,
+)
+_SINKS = Clause("sinks", ("sinks",), lambda view: view.args["sinks"] is not None, bool)
+_CAPPED = Clause("a soft cap", ("softcap",), lambda view: view.args["softcap"], lambda cap: cap > 0)
+_PRODUCTS = ("products (B H Sq Sk D)", ("q.shape", "k.shape"), _products)
+_BIASED = Clause(
+    "a float mask",
+    ("mask.dtype",),
+    lambda view: None if view.args["mask"] is None else view.args["mask"].dtype,
+    lambda dtype: dtype not in (None, torch.bool),
+)
+
+
+def _reach(view: View) -> float:
+    """Keys that a query has before it: of a causal call in the mean, at most a window and half a tile."""
+    queries, keys = _rows_of(view)
+    seen = float(keys)
+    if view.args["causal"]:
+        seen = keys - (queries - 1) / 2 if queries <= keys else keys * keys / (2 * queries)
+    window = view.args["window"]
+    return max(1.0, seen if window is None else min(seen, window + 32))
+
+
+def _tile_products(view: View) -> float:
+    """Of the tiles: a head size is filled up to a power of two."""
+    batch, heads, queries, width = view.args["q"].shape
+    return float(batch * heads * queries * _reach(view) * max(16, 1 << (width - 1).bit_length()))
+
+
+def _at_most(kind: str) -> Clause:
+    facts = ("q.shape", "k.shape", "causal", "window")
+    return threshold(f"attention.tiled.{kind}", "products of tiles that are seen", facts, _tile_products, most=True)
+
+
+# A fused kernel of PyTorch's has a mask brought to its own form before, and rows that see nothing cleared after; sinks
+# are added to its result, and to that of Hopper's. FlexAttention makes a list of blocks at each call.
+_LITTLE_WORK = (
+    _TILES,
+    either(
+        _RANGED,
+        both(_CAPPED, threshold("attention.flex.products", *_PRODUCTS, most=True)),
+        both(_SINKS, _at_most("sinks")),
+        both(_BIASED, _at_most("biased")),
+        both(
+            _MASKED,
+            _at_most("masked"),
+            threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
+        ),
+        _at_most("plain"),
+    ),
+)
+# What FlexAttention's list of blocks skips costs PyTorch's other kernels their time, or a mask that says it.
+_MUCH_TO_SKIP = (
+    absent("mask"),
+    _TILES,
+    threshold("attention.flex.products", *_PRODUCTS),
+    either(_RANGED, _CAPPED),
+)
+_MASKED_ROWS = (
+    _MASKED,
+    either(
+        threshold("attention.efficient.rows", "queries of a mask's gradients", ("q.shape",), _queries),
+        threshold(
+            "attention.efficient.odd_rows",
+            "those of head sizes that 16 does not divide",
+            ("q.shape",),
+            lambda view: _queries(view) if view.args["q"].shape[3] % 16 else 0,
+        ),
+    ),
+)
+# PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after. A program of
+# Triton's goes over all queries of a key head's group for its keys, and over all keys for its queries.
+_LITTLE_GRADIENTS = both(
+    _TILES,
+    threshold(
+        "attention.tiled.gradients.rows",
+        "rows of queries for a key head (Sq * H / Hk)",
+        _ONE_TILE.facts,
+        _rows_of_a_head,
+        most=True,
+    ),
+    threshold(
+        "attention.tiled.gradients.keys",
+        "keys, or a window and a tile",
+        ("k.shape", "window"),
+        lambda view: min(int(view.args["k"].shape[2]), (view.args["window"] or 1 << 62) + 64),
+        most=True,
+    ),
+    either(
+        both(_BIASED, _at_most("gradients.biased")),
+        both(_MASKED, unless(_BIASED), _at_most("gradients.masked")),
+        both(_SINKS, _at_most("gradients.sinks")),
+        both(_WINDOWED, _at_most("gradients.window")),
+        both(absent("mask"), _at_most("gradients.plain")),
+    ),
+)
