@@ -19,6 +19,7 @@ import torch
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
+from tests.bounded import off
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -65,7 +66,7 @@ def test_a_row_has_both_menus_and_leaves_dispatch_as_it_was(dispatch: ModuleType
     table = dispatch.markdown({**dispatch.measure([], CPU), "rows": [row, backward]})
     assert "| layer_norm |" in table and "30 lines: a cached call's dispatch is" in table
     x = torch.randn(2, 8)
-    assert torch.allclose(ops.layer_norm(x, None, None), torch.nn.functional.layer_norm(x, (8,)))
+    assert off(ops.layer_norm.primitive, (x, None, None, 1e-5), [ops.layer_norm(x, None, None)], torch.float32) <= 1
 
 
 def test_an_overhead_is_the_time_between_the_call_and_what_it_ends_in(dispatch: ModuleType) -> None:
