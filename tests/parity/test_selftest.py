@@ -243,6 +243,29 @@ def test_an_endless_mutant_ends_with_its_share() -> None:
     assert worker.forked(endless, 60.0, 1.0) == "no result within 1 s of its process"
 
 
+def test_a_mutant_that_breaks_its_own_judge_ends_no_other() -> None:
+    """It may write over a tensor's own record. What the right kernel raises, too, is the self-test's fault."""
+    right = planting.catalogue(["softmax"], 1, backend="torch")[0].right()
+    mutant, _ = _edited(right, lambda *args: None)
+
+    def judge(of: planting.Mutant) -> None:
+        if of.make() is not right:
+            raise RuntimeError("two devices, cpu and cpu:0")
+
+    answer = worker._answer(judge, mutant, right, 60.0, 10.0)
+    assert answer == "its process raised after what it wrote: RuntimeError: two devices, cpu and cpu:0"
+
+    def broken(of: planting.Mutant) -> None:
+        raise RuntimeError("no such case")
+
+    def late(of: planting.Mutant) -> None:
+        raise EditError("two places")
+
+    for wrong, says in ((broken, "no such case"), (late, "two places")):
+        with pytest.raises(RuntimeError, match=says):
+            worker._answer(wrong, mutant, right, 60.0, 10.0)
+
+
 def test_few_edits_of_several_kernels_have_every_operator() -> None:
     """The operators' order is the seed's: the first of the alphabet would be all that is ever drawn."""
     drawn = {m.operator for m in planting.catalogue(["softmax", "rope", "silu_mul", "layer_norm"], 4, 0, "triton")}

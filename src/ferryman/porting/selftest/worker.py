@@ -7,6 +7,7 @@ mutant writes out of bounds, and what it kills, is its fork's: the next one star
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -140,14 +141,36 @@ def _interpreted(
             cells.warm(right, group[0].line, first, math.inf if first else budget)
         survivors = []
         for mutant in left:
-            work = functools.partial(evaluate, mutant, right, cells, cells.setting, every_run_judged, first)
             own = OWN_SECONDS + SLOWER * cells.seconds
-            answer = forked(work, max(limit, 2 * own), own)
+            judge = functools.partial(
+                evaluate,
+                right=right,
+                cells=cells,
+                setting=cells.setting,
+                every_run_judged=every_run_judged,
+                first=first,
+            )
+            answer = _answer(judge, mutant, right, max(limit, 2 * own), own)
             if answer is None:
                 survivors.append(mutant)
             else:
                 yield not_run(mutant, answer) if isinstance(answer, str) else answer
         left = survivors
+
+
+def _answer(
+    judge: Callable[[Mutant], Record | None], mutant: Mutant, right: Any, limit: float, own: float
+) -> Record | str | None:
+    """`forked` of a mutant. What it writes out of bounds may be what its process judges with, which raises then: where
+    the right kernel in its place raises nothing, that is the mutant's doing. Raises RuntimeError where it does."""
+    try:
+        return forked(functools.partial(judge, mutant), limit, own)
+    except EditError:
+        raise
+    except RuntimeError as error:
+        if isinstance(forked(lambda: judge(dataclasses.replace(mutant, make=lambda: right)), limit, own), str):
+            raise
+        return f"its process raised after what it wrote: {str(error).strip().splitlines()[-1][:200]}"
 
 
 def _lost(device: torch.device, key: str) -> str | None:
