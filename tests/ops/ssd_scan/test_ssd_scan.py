@@ -226,7 +226,7 @@ from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell
-op, line = registry.primitive("ssd_scan"), registry.implementation("ssd_scan", "triton")
+op, line = registry.primitive("ssd_scan"), registry.implementation("ssd_scan", "triton.chunked")
 found = {}
 for case in cases_of(op):
     if case.name in ("past_a_chunk", "exact_layout", "narrow"):
@@ -259,7 +259,7 @@ def test_a_walk_from_the_end_gives_each_state_whether_all_are_kept_or_some(
 ) -> None:
     monkeypatch.setattr(bounds, "_ALL_KEPT", kept)
     for length in (0, 1, 2, 3, 8, 9, 24, 25, 26):
-        steps = []
+        steps: list[int] = []
 
         def advance(t: int, state: tuple[Tensor, Tensor], steps: list[int] = steps) -> tuple[Tensor, Tensor]:
             steps.append(t)

@@ -72,6 +72,8 @@ def _cases() -> Sequence[Case]:
         "token_alone": _call(2, 1, 2, 16, 2, 16),
         "past_a_chunk": _call(1, 65, 2, 8, 1, 8, state=True),
         "chunks": _call(1, 131, 2, 4, 1, 8, state=True),
+        "chunks_blocks": _call(2, 129, 4, 67, 2, 69, state=True),
+        "chunks_no_state": _call(1, 66, 2, 8, 1, 0),
         "narrow": _call(2, 19, 2, 1, 1, 1, state=True),
         "prime": _call(1, 31, 3, 13, 3, 11),
         "wide_state": _call(1, 20, 2, 8, 1, 131),
@@ -92,6 +94,7 @@ def _cases() -> Sequence[Case]:
     exact = {
         "exact_sums": _exact(37, "signs", "zeros", 2),
         "exact_resets": _exact(70, "bits", "far", 1),
+        "exact_chunks": _exact(150, "signs", "zeros", 4),
         "exact_token": _exact(1, "bits", "far", 4),
         "exact_float32": _exact(37, "bits", "far", 2) | {"y_float32": True},
         "exact_layout": _exact(33, "bits", "far", 2, "rows"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import View, at_most, threshold
+from ferryman.ops.clauses import View, at_least, at_most, threshold
 from ferryman.ops.menu import Implementation, menu
 
 
@@ -17,9 +17,32 @@ _ONE_TOKEN = (
     threshold("ssd_scan.torch.state", "numbers of the state", ("x.shape", "b.shape"), _state),
 )
 
+_FEW = (at_most("x.shape[1]", 16), at_most("b.shape[3]", 256))  # a program's rows of the state stay in registers
+# two chunks: one shares nothing with others
+_MANY = at_least("x.shape[1]", 65)
+
 IMPLEMENTATIONS = menu(
     "ferryman.ops.ssd_scan",
     Implementation(op="ssd_scan", name="torch", composed=True),
     Implementation(op="ssd_scan_backward", name="torch", composed=True, leads=_ONE_TOKEN),
-    Implementation(op="ssd_scan ssd_scan_backward", name="triton", batch_invariant=True, replayable=True),
+    Implementation(
+        op="ssd_scan",
+        name="triton.recurrent",
+        where="few_kernels",
+        when=_FEW,
+        batch_invariant=True,
+        replayable=True,
+        partial=True,
+    ),
+    Implementation(
+        op="ssd_scan",
+        name="triton.parallel",
+        where="parallel_kernels",
+        when=(_MANY,),
+        batch_invariant=True,
+        replayable=True,
+        partial=True,
+    ),
+    Implementation(op="ssd_scan", name="triton.chunked", batch_invariant=True, replayable=True),
+    Implementation(op="ssd_scan_backward", name="triton", batch_invariant=True, replayable=True),
 )
