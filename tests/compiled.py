@@ -1,12 +1,35 @@
-"""C++ kernels compiled for devices that are not here, once for all tests: kept by content, in the folder of
-`ferryman compile`."""
+"""Kernels compiled for devices that are not here, once for all: C++ is kept by content, in the folder of `ferryman
+compile`, and what a row of ferryman.yaml compiles each day no test compiles again."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from ferryman.backends import simt_offline
 from ferryman.backends.base import Artefact
 from ferryman.backends.simt import Unit, defines_for, vendor_of
-from ferryman.porting.aot import cache
+from ferryman.device_profiles import Profile, profile
+from ferryman.porting.aot import cache, groups
+from ferryman.porting.ci import matrix
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def rows(backend: str) -> dict[str, Profile]:
+    """{arch: the device} of the rows that compile every kernel of a backend. Red there: a kernel that does not compile,
+    spills more than its author allows, or has not the room on the device (`aot.gates`)."""
+    every = (r for r in matrix.read(ROOT / "ferryman.yaml").rows if r.how == "compile" and r.backend == backend)
+    devices = [profile(str(row.device)) for row in every if row.suite == "ferryman" and not row.args]
+    return {known.arch: known for known in devices}
+
+
+def by_row(known: Profile, backend: str, families: Iterable[str], dtype: str) -> dict[str, Any]:
+    """{a name that no other has: what is compiled} by a device's row. Imports the kernels, and with them Triton."""
+    every = [groups.Group(known.name, backend, family, dtype) for family in families]
+    listed = [one.unit for group in every for one in groups.sources_of(group, known)]
+    return {str(unit.name) if backend != "triton" else repr(unit): unit for unit in listed}
 
 
 def compile_unit(unit: Unit, arch: str) -> Artefact:

@@ -69,15 +69,26 @@ def keep_share(items: list[pytest.Item], share: str, long: Mapping[str, float]) 
     items[:] = sorted(mine, key=lambda item: -costs.get(together(item.nodeid, long), 0.0)) if turns > 1 else mine
 
 
+def _larger(item: pytest.Item) -> str | None:
+    """The test that this one is a part of."""
+    marker = item.get_closest_marker("alternate")
+    name = None if marker is None else marker.kwargs.get("within")
+    file, _, own = item.nodeid.partition("::")
+    return None if name is None else f"{file}::{name}{own[len(own.partition('[')[0]) :]}"
+
+
 def keep_week(items: list[pytest.Item], week: int) -> None:
     """Of a test that is marked `alternate("dtype")`: for all its other parameters one dtype, another each week; with
-    ``weeks=2`` every other week. `alternate()`: the test as it is, every other week."""
+    ``weeks=2`` every other week. `alternate()`: the test as it is, every other week. `alternate(within="test_larger")`:
+    not where that test of its file has the same parameters, and with them all that this one asks."""
+    every_one = {item.nodeid for item in items}
+    items[:] = [item for item in items if _larger(item) not in every_one]
     variants: dict[str, set[str]] = {}
     places: dict[int, tuple[str, str]] = {}
     every: dict[str, int] = {}
     for item in items:
         marker = item.get_closest_marker("alternate")
-        if marker is not None:
+        if marker is not None and "within" not in marker.kwargs:
             given: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
             rest = {name: str(value) for name, value in sorted(given.items()) if name not in marker.args}
             place = f"{item.nodeid.partition('[')[0]} {rest}"

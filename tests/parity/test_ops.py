@@ -18,6 +18,7 @@ from ferryman.porting.judging.results import GateName
 from tests.lines import serving
 
 
+@pytest.mark.alternate("dtype")  # where it is slow; `make check` judges every op's cases in all of them
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 def test_torch_and_the_definition_pass_every_gate(op: str, dtype: torch.dtype) -> None:

@@ -11,6 +11,7 @@ from tests import pairs
 CPU = torch.device("cpu")
 
 
+@pytest.mark.alternate("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", pairs.differentiable(), ids=lambda op: op.name)
 def test_every_backward_pairs_with_every_forward(op: pairs.Primitive, dtype: torch.dtype) -> None:

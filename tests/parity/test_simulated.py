@@ -182,6 +182,7 @@ VARIANTS = [
 
 
 @pytest.mark.slow
+@pytest.mark.alternate()
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(next(iter(v.items()))))
 def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
     """Each on the ops and dtypes whose instructions it is about."""

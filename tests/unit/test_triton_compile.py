@@ -24,6 +24,7 @@ from ferryman.backends import triton_rows
 from ferryman.backends.base import Backend, Target
 from ferryman.errors import ArgumentError, CaptureError, CompileError
 from ferryman.porting.aot import groups
+from tests import compiled
 
 
 def _nvidia(arch: str, shared: int, units: int) -> Target:
@@ -57,7 +58,8 @@ SECONDS, SLOW_SECONDS = 280, 1700  # an arch and dtype take 20 s on one idle cor
 
 
 def worker(*arguments: str, timeout: float = SECONDS) -> Any:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(filter(None, (str(compiled.ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": paths}
     done = subprocess.run(
         [sys.executable, __file__, *arguments],
         env=environment,
@@ -70,12 +72,6 @@ def worker(*arguments: str, timeout: float = SECONDS) -> Any:
     return json.loads(done.stdout)
 
 
-def compiled(arch: str, dtype: str) -> dict[str, list[dict[str, Any]]]:
-    """Every family in one worker: importing torch and triton costs as much as compiling a family."""
-    rows_of: dict[str, list[dict[str, Any]]] = worker("compile", arch, dtype, timeout=SLOW_SECONDS)
-    return rows_of
-
-
 def judge(arch: str, rows: list[dict[str, Any]]) -> None:
     assert rows
     assert [r for r in rows if "error" in r] == []
@@ -85,8 +81,11 @@ def judge(arch: str, rows: list[dict[str, Any]]) -> None:
         assert [r for r in rows if r["resources"]["spills"]] == []
 
 
-# where kernels may spill, bfloat16 stands for both types of 16 bits
-_MATRIX = [(arch, dtype) for arch in TARGETS for dtype in DTYPES if dtype != "float16" or arch in NO_SPILLS]
+# what no row of ferryman.yaml compiles; where kernels may spill, bfloat16 stands for both types of 16 bits
+ROWS = compiled.rows("triton")
+_MATRIX = [
+    (arch, dtype) for arch in TARGETS if arch not in ROWS for dtype in DTYPES if dtype != "float16" or arch in NO_SPILLS
+]
 
 
 @pytest.mark.slow
@@ -94,13 +93,29 @@ _MATRIX = [(arch, dtype) for arch in TARGETS for dtype in DTYPES if dtype != "fl
 @pytest.mark.alternate("dtype", weeks=2)
 @pytest.mark.parametrize(("arch", "dtype"), _MATRIX)
 def test_the_whole_matrix_compiles(arch: str, dtype: str) -> None:
-    """Every other week each arch in one dtype; on GitHub ferryman.yaml compiles every family's for each device."""
-    for rows in compiled(arch, dtype).values():
+    """Every other week each arch in one dtype, in one worker: importing torch and triton costs as much as a family."""
+    judge(arch, worker("compile", arch, dtype, timeout=SLOW_SECONDS))
+
+
+def test_rows_compile_the_matrix_of_the_other_arches() -> None:
+    """The same kernels, in every dtype, where no more may spill; the few that differ are compiled here."""
+    report = worker("rows", timeout=SLOW_SECONDS)
+    assert report["spilling"].keys() == ROWS.keys()
+    for arch, known in ROWS.items():
+        assert known.shared_memory == TARGETS[arch].shared_memory
+        assert arch not in NO_SPILLS or report["spilling"][arch] == []
+    assert sum(map(len, report["left"].values())) < 20
+    for arch, rows in report["left"].items():
         judge(arch, rows)
-        if (arch, dtype) in WIDE:
-            aligned = [r for r in rows if r["aligned"]]
-            assert aligned
-            assert [r["name"] for r in aligned if not r["wide_loads"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.alternate("arch", "dtype", weeks=2)
+@pytest.mark.parametrize(("arch", "dtype"), WIDE)
+def test_aligned_rows_are_read_16_bytes_at_a_time(arch: str, dtype: str) -> None:
+    rows = worker("compile aligned", arch, dtype, timeout=SLOW_SECONDS)
+    judge(arch, rows)
+    assert [r["name"] for r in rows if not r["wide_loads"]] == []
 
 
 def test_compile_reports_resources_and_refuses() -> None:
@@ -282,32 +297,45 @@ def test_toolchain_failures_become_compile_errors_and_memory_errors_do_not(captu
 # ---------------------------------------------------------------------------------------------------- in the worker
 
 
-def compile_family(family: str, arch: str, dtype: str) -> list[dict[str, Any]]:
-    target = TARGETS[arch]
+def sources(arch: str, dtype: str) -> list[backend.Specialisation]:
+    modules = (importlib.import_module(name) for family in FAMILIES for name in groups._modules("triton", family))
+    return [one for kernels in modules for one in kernels.specialisations(TARGETS[arch], dtype)]
+
+
+def aligned(source: backend.Specialisation) -> bool:
+    """Tensors whose rows start on 16 bytes, and at least 16 bytes a thread to read."""
+    whole = {"width", "k", "rotary"} & source.divisible
+    return not source.unaligned and bool(whole) and source.name != "_sum_partials"
+
+
+def compile_all(arch: str, given: list[backend.Specialisation]) -> list[dict[str, Any]]:
     rows = []
-    modules = map(importlib.import_module, groups._modules("triton", family))
-    for source in (one for kernels in modules for one in kernels.specialisations(target, dtype)):
+    for source in given:
         row: dict[str, Any] = {"name": repr(source)}
         try:
-            artefact = backend.TritonBackend().compile(source, None, arch, target)
+            artefact = backend.TritonBackend().compile(source, None, arch, TARGETS[arch])
         except CompileError as error:
             rows.append({**row, "error": str(error)[-2000:]})
             continue
         wide = r"ld\.global\S*\.v4\.b32|cp\.async\.cg|buffer_load_dwordx4|global_load_dwordx4"
-        # tensors whose rows start on 16 bytes, and at least 16 bytes a thread to read
-        aligned = (
-            not source.unaligned and {"width", "k", "rotary"} & source.divisible and source.name != "_sum_partials"
-        )
-        rows.append(
-            {
-                **row,
-                "resources": artefact.resources,
-                "bytes": len(artefact.image),
-                "aligned": bool(aligned),
-                "wide_loads": len(re.findall(wide, artefact.log)),
-            }
-        )
+        facts = {"resources": artefact.resources, "bytes": len(artefact.image)}
+        rows.append({**row, **facts, "wide_loads": len(re.findall(wide, artefact.log))})
     return rows
+
+
+def of_rows() -> dict[str, Any]:
+    """By arch: kernels that the row lets spill, and those that it does not compile, compiled."""
+    spilling: dict[str, list[str]] = {}
+    left: dict[str, list[dict[str, Any]]] = {}
+    for arch, known in ROWS.items():
+        by_row = [compiled.by_row(known, "triton", FAMILIES, dtype) for dtype in DTYPES]
+        own = [{repr(one): one for one in sources(arch, dtype)} for dtype in DTYPES]
+        assert all(own)
+        shared = [there[name] for there, here in zip(by_row, own, strict=True) for name in here if name in there]
+        spilling[arch] = [one.name for one in shared if one.spills_allowed]
+        others = [one for there, here in zip(by_row, own, strict=True) for n, one in here.items() if n not in there]
+        left |= {arch: compile_all(arch, others)} if others else {}
+    return {"spilling": spilling, "left": left}
 
 
 def refusals() -> dict[str, Any]:
@@ -396,6 +424,10 @@ if __name__ == "__main__":
     elif sys.argv[1] == "norm tiles":
         sys.stdout.write(json.dumps(norm_tiles(sys.argv[2], json.loads(sys.argv[3]))))
     elif sys.argv[1] == "compile":
-        sys.stdout.write(json.dumps({family: compile_family(family, *sys.argv[2:]) for family in FAMILIES}))
+        sys.stdout.write(json.dumps(compile_all(sys.argv[2], sources(*sys.argv[2:]))))
+    elif sys.argv[1] == "compile aligned":
+        sys.stdout.write(json.dumps(compile_all(sys.argv[2], [s for s in sources(*sys.argv[2:]) if aligned(s)])))
+    elif sys.argv[1] == "rows":
+        sys.stdout.write(json.dumps(of_rows()))
     else:
         sys.stdout.write(json.dumps(refusals()))

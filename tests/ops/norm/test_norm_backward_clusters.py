@@ -217,6 +217,7 @@ def test_rows_of_all_widths_that_the_menu_admits_have_a_form() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alternate("arch")
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_every_kernel_compiles_without_spills(arch: str) -> None:
     try:
