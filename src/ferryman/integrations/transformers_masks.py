@@ -65,24 +65,45 @@ def _of_class(kind: Any) -> str:
 def _class_works(kind: Any) -> bool:
     for function in source.methods(kind).values():
         inner = source.innermost(function)
-        tree = source.parsed(inner)
+        tree = source.parsed(inner) if isinstance(inner, types.FunctionType) and _names_any(inner) else None
         if tree is not None and any(_worked_on(use, inner) for use in _uses(tree, inner)):
             return True
+    return False
+
+
+def _names_any(function: types.FunctionType) -> bool:
+    """Whether code names what looks attention up, or what makes a mask: no other has a use, and a tree costs more."""
+    names = {name for code in source.codes_of(function) for name in code.co_names}
+    pending = [function.__globals__.get(name) for name in names]
+    pending += [*map(source.content, function.__closure__ or ()), *(function.__defaults__ or ())]
+    modules = set[int]()
+    while pending:
+        value = pending.pop()
+        if value is ALL_ATTENTION_FUNCTIONS or getattr(value, "__module__", None) == _HOME:
+            return True
+        if isinstance(value, types.ModuleType) and id(value) not in modules:
+            modules.add(id(value))
+            makes = type(value) is not types.ModuleType or "__getattr__" in vars(value)  # what it is asked for
+            if makes and value.__name__.partition(".")[0] != "torch":
+                return True
+            pending += [vars(value).get(name) for name in names]
     return False
 
 
 def _uses(tree: ast.FunctionDef, function: types.FunctionType) -> Iterator[list[ast.AST]]:
     """Each place that reads a mask of queries by keys, with the nodes around it, the nearest first: one that the
     function makes, from there on, or, where it looks attention up, the one that it is given."""
-    names, first = set[str](), 0
-    read = (source.resolve(n, function) for n in ast.walk(tree) if isinstance(n, ast.Name))
-    if any(value is ALL_ATTENTION_FUNCTIONS for value in read):
+    names, first, nodes = set[str](), 0, list(ast.walk(tree))
+    read = {n.id: n for n in nodes if isinstance(n, ast.Name)}
+    if any(source.resolve(n, function) is ALL_ATTENTION_FUNCTIONS for n in read.values()):
         names.add(_NAME)
     else:
-        assignments = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _makes(n.value, function)]
+        assignments = [n for n in nodes if isinstance(n, ast.Assign) and _makes(n.value, function)]
         names |= {t.id for node in assignments for t in node.targets if isinstance(t, ast.Name)}
         first = min((node.end_lineno or 0 for node in assignments), default=0)
-    for node in ast.walk(tree):
+    if not names:
+        return
+    for node in nodes:
         alias = isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names
         if isinstance(node, ast.Assign) and alias and node.lineno > first:
             names |= {t.id for t in node.targets if isinstance(t, ast.Name)}

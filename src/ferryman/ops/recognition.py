@@ -12,7 +12,9 @@ the function's arguments) -> a term, or None for a call beyond it.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -283,7 +285,7 @@ class Definitions:
         alone = len(known.outputs) > 1 and "return_lse" in (getattr(face, "__kwdefaults__", None) or {})
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            bound = inspect.signature(face).bind(*args, **kwargs)  # the public call's defaults, not the schema's
+            bound = _signature(face).bind(*args, **kwargs)  # the public call's defaults, not the schema's
             bound.apply_defaults()
             outputs = known.body(*(bound.arguments[n] for n in known.names))
             return outputs[0] if alone else outputs
@@ -291,10 +293,19 @@ class Definitions:
         return run
 
 
+@functools.cache
+def _signature(face: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(face)
+
+
 def compiled(expression: str, names: tuple[str, ...], **known: Any) -> Callable[..., Any]:
     """A function of ``names`` that returns an expression of our own over them, ``torch`` and what is given."""
     function: Callable[..., Any] = eval(  # noqa: S307 - expressions are written in this package
-        compile(f"lambda {', '.join(names)}: {expression}", "<ferryman candidate>", "eval"),
-        {"torch": torch, "nn": nn, **known},
+        _code(f"lambda {', '.join(names)}: {expression}"), {"torch": torch, "nn": nn, **known}
     )
     return function
+
+
+@functools.lru_cache(4096)
+def _code(text: str) -> types.CodeType:
+    return compile(text, "<ferryman candidate>", "eval")

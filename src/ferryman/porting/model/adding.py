@@ -19,6 +19,7 @@ from torch import Tensor
 from ferryman.porting.model import source
 from ferryman.porting.model.proof import prove
 from ferryman.porting.model.serving import attempt
+from ferryman.porting.model.trees import copied
 
 ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, addend) -> (result, sum)
 HOME = "ferryman_home"  # the class that has that method; another class over it may have another forward
@@ -138,7 +139,7 @@ def _fit(a: Any, b: Any) -> bool:
 
 def fused(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> ast.FunctionDef:
     """A copy of a method's tree with calls of `CALL` and `HELD`. norms: attributes, dotted, that take an addition."""
-    fused_tree = copy.deepcopy(tree)
+    fused_tree = copied(tree)
     if self_name and norms:
         finder = _Finder(self_name, norms)
         fused_tree.body = finder.block(fused_tree.body)

@@ -8,7 +8,6 @@ before it runs.
 
 from __future__ import annotations
 
-import copy
 import types
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from ferryman.porting.model import source
 from ferryman.porting.model.instrument import Instrument
 from ferryman.porting.model.trace import Trace, Unproven, lasting, numbers_in, trusted
+from ferryman.porting.model.trees import copied
 
 _DEPTH = 4
 _CHANGING = Tensor | list | dict | set
@@ -74,7 +74,7 @@ class Follower:
             raise Unproven(f"{name}: a decorator stands around it")
         self.kept(inner, name)
         change = Instrument(self, inner, tree, role, depth)
-        instrumented = source.rebuilt(inner, change.visit(copy.deepcopy(tree)), change.new)
+        instrumented = source.rebuilt(inner, change.visit(copied(tree)), change.new)
         wrapped = source.rewrapped(function, instrumented)
         if wrapped is None:
             raise Unproven(f"{name}: its decorator cannot be copied")

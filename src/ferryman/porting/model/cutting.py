@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import types
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,7 @@ class Search(Proving):
     def _one(self, body: list[ast.stmt]) -> bool:
         """Put one part in a block's place; whether there is one."""
         self.statements = list(self.scan.block(body))
+        self.reads = self._reads(body)
         alone = self.module is not None and not self.module._modules
         results = _results(body[-1], self.statements) if alone else set()
         for statement in reversed(self.statements):
@@ -184,6 +186,12 @@ class Search(Proving):
                 given.append(ast.Name(name, ast.Load()))
         return given
 
+    def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:
+        """(names that are read outside of a block, names that functions inside read)."""
+        outer = Counter(_read(self.tree)) - Counter(n for s in body for n in _read(s))
+        nested = (f for f in ast.walk(self.tree) if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree)
+        return set(outer), {n for f in nested for n in _read(f)}
+
     def _without(
         self, body: list[ast.stmt], statement: Statement, root: Node, leaves: tuple[Node, ...], changed: ast.stmt,
         past: set[str],
@@ -194,19 +202,12 @@ class Search(Proving):
         bound = {s.index: s.binds for s in self.statements}
         fresh: list[ast.stmt | None] = [*body]
         fresh[statement.index] = changed
-        everywhere = [n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-        here = [n for s in body for n in _read(s)]
-        closures = {
-            n
-            for f in ast.walk(self.tree)
-            if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree
-            for n in _read(f)
-        }
+        outer, closures = self.reads
         for index in range(statement.index - 1, -1, -1):
             if not inside & bound.get(index, {}).keys():
                 continue
             for name in bound[index].values():
-                outside = everywhere.count(name) > here.count(name)
+                outside = name in outer
                 looped = body is not self.tree.body and any(name in _read(s) for s in fresh[:index] if s is not None)
                 mine = (changed, _read(changed).count(name) == 1) if name in past else (None, False)
                 if outside or looped or name in closures or _reads_next(name, fresh[index + 1 :], *mine):

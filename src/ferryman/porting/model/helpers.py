@@ -87,7 +87,8 @@ def _shown(call: Any, wanted: list[Helper], trace: Trace) -> Iterator[Form | Non
     """Its forms; None, the last, where no proof follows a branch of it."""
     shown: list[Helper] = []
     results: dict[Any, Any] = {}
-    for helper in itertools.chain(wanted, _sized(wanted, trace.numbers | trace.computed(), shown)):
+    sized = _sized(call, wanted, trace.numbers | trace.computed(), shown, results)
+    for helper in itertools.chain(wanted, sized):
         if not all(_beside(helper, h) for h in shown) or not _near(call, helper, results):
             continue
         proof = _prove_helper(call, helper, trace)
@@ -107,27 +108,34 @@ def _shown(call: Any, wanted: list[Helper], trace: Trace) -> Iterator[Form | Non
         yield Form(helper, guard, (), proof, tuple(trace.reads))
 
 
-def _sized(wanted: list[Helper], numbers: set[float], shown: list[Helper]) -> Iterator[Helper]:
-    """Helpers of the widths that the code may name, where none holds for all."""
+def _sized(
+    call: Any, wanted: list[Helper], numbers: set[float], shown: list[Helper], results: dict[Any, Any]
+) -> Iterator[Helper]:
+    """Helpers of the widths that the code may name, where none holds for all, and a draw gives what one may."""
     if shown:
         return
     whole = {int(abs(n)) for n in numbers if n == int(n) and 2 <= abs(n) <= _WIDEST}
+    able = [helper for helper in wanted if _takes_width(helper.draw)]
     for width in sorted(whole | {2 * n for n in whole}):
-        for helper in wanted:
-            if width % 2 == 0 and _takes_width(helper.draw):
-                guard = f"{helper.guard} and a0.shape[-1] == {width}"
-                draw: Any = helper.draw
-                yield replace(helper, draw=functools.partial(draw, width=width), guard=guard)
+        for helper in able:
+            of_any: Any = helper.draw
+            draw = functools.partial(of_any, width=width)
+            if width % 2 == 0 and _result(call, draw, helper.joined, results) is not None:
+                yield replace(helper, draw=draw, guard=f"{helper.guard} and a0.shape[-1] == {width}")
 
 
 def _takes_width(draw: Any) -> bool:
-    function = draw.func if isinstance(draw, functools.partial) else draw
-    return "width" in inspect.signature(function).parameters
+    return "width" in _parameters(draw.func if isinstance(draw, functools.partial) else draw)
 
 
-def _parts(call: Any, helper: Helper) -> Any:
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def _parts(call: Any, complex_: bool) -> Any:
     """A call as a function of what the draw gives: of a complex argument, its parts."""
-    if not helper.joined:
+    if not complex_:
         return call
 
     def joined(*given: Any) -> Any:
@@ -144,24 +152,12 @@ def _meant(helper: Helper) -> Any:
 
 
 def _near(call: Any, helper: Helper, results: dict[Any, Any]) -> bool:
-    """Whether a first draw gives the helper's result, nearly: no proof begins where it does not. Helpers of one draw
-    have one result of the call."""
-    draw: Any = helper.draw
-    partial = isinstance(draw, functools.partial)
-    key = (draw.func, draw.args, *draw.keywords.items(), helper.joined) if partial else draw
-    given = _draws.get(key)
-    if given is None:
-        given = _draws[key] = tuple(a.detach() for a in draw(0))
+    """Whether a first draw gives the helper's result, nearly: no proof begins where it does not."""
+    wanted = _result(call, helper.draw, helper.joined, results)
+    if wanted is None:
+        return False
+    given = _draws[_key(helper.draw, helper.joined)]
     with torch.no_grad():
-        if key not in results:
-            try:
-                with Widened(torch.float64):
-                    results[key] = flat(_parts(call, helper)(*given))
-            except Exception:  # noqa: BLE001 - foreign code may raise what it likes
-                results[key] = None
-        wanted = results[key]
-        if wanted is None or [w.dim() for w in wanted] != [given[0].dim()] * len(wanted):
-            return False
         try:
             actual = flat(_meant(helper)(*given))
         except Exception:  # noqa: BLE001 - the op refuses such a draw
@@ -175,6 +171,29 @@ def _near(call: Any, helper: Helper, results: dict[Any, Any]) -> bool:
 _draws: dict[Any, tuple[Any, ...]] = {}
 
 
+def _key(draw: Any, joined: bool) -> Any:
+    partial = isinstance(draw, functools.partial)
+    return (draw.func, draw.args, *draw.keywords.items(), joined) if partial else draw
+
+
+def _result(call: Any, draw: Any, joined: bool, results: dict[Any, Any]) -> list[torch.Tensor] | None:
+    """What a call gives of a first draw; None where no helper gives such. Helpers of one draw have one result."""
+    key = _key(draw, joined)
+    if key not in results:
+        if key not in _draws:
+            _draws[key] = tuple(a.detach() for a in draw(0))
+        given = _draws[key]
+        try:
+            with torch.no_grad(), Widened(torch.float64):
+                result = flat(_parts(call, joined)(*given))
+        except Exception:  # noqa: BLE001 - foreign code may raise what it likes
+            result = None
+        alike = result is not None and [w.dim() for w in result] == [given[0].dim()] * len(result)
+        results[key] = result if alike else None
+    known: list[torch.Tensor] | None = results[key]
+    return known
+
+
 def _beside(one: Helper, other: Helper) -> bool:
     """Whether a form may stand beside one that is proven: another case of its expression, or calls of other sizes."""
     if one.expression == other.expression:
@@ -185,7 +204,7 @@ def _beside(one: Helper, other: Helper) -> bool:
 
 
 def _prove_helper(call: Any, helper: Helper, trace: Trace) -> Proof:
-    call, expression = _parts(call, helper), _meant(helper)
+    call, expression = _parts(call, helper.joined), _meant(helper)
     inputs = [helper.draw(seed) for seed in range(3)]
     queries = [(*inputs[0][:-2], *(a.detach() for a in inputs[0][-2:]))]
     quick = prove(call, expression, queries, storage=(), gradients=False)
@@ -221,7 +240,7 @@ def _fixed_tail(call: Any) -> Any:
 
 def _mixed(call: Any, helper: Helper) -> bool:
     """Whether it also holds for first arguments in a storage dtype and the others in float32."""
-    call, expression, given = _parts(call, helper), _meant(helper), helper.draw(0)
+    call, expression, given = _parts(call, helper.joined), _meant(helper), helper.draw(0)
     head, tail = given[:-2], [a.float() for a in given[-2:]]
 
     def at(function: Any) -> Any:

@@ -10,7 +10,6 @@ the part itself where that does not hold.
 from __future__ import annotations
 
 import ast
-import copy
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from ferryman import ops
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import flow, serving, source
 from ferryman.porting.model.trace import Read, meaning
+from ferryman.porting.model.trees import copied
 
 PREFIX = "ferryman_part_"
 
@@ -85,7 +85,7 @@ class Parted:
         """The tree of a function, if it was made of that one."""
         for known, tree, parts, text in self.functions:
             if known == name and text == ast.dump(before):
-                return copy.deepcopy(tree), parts
+                return copied(tree), parts
         return None
 
     def __deepcopy__(self, memo: Any) -> Parted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import itertools
 import re
@@ -20,6 +19,7 @@ from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.part import Part, plain_function
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import Read, Trace, Unproven
+from ferryman.porting.model.trees import copied
 
 _MOST_TRIALS = 96
 _TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat"}
@@ -34,9 +34,16 @@ class Proving:
     module: nn.Module | None
     tried: dict[str, Part | None] = field(default_factory=dict)
     trials: int = 0
+    asked: set[str] = field(default_factory=set)  # paths of the module whose values were in a part
+    methods: bool = False  # a part called methods, which may read any of the module's values
+
+    def asks(self, path: str) -> bool:
+        """Whether what was tried may depend on the value that the module gives there."""
+        return self.methods or path in self.asked or path.startswith("ferryman_conv1d(")
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
         tree, own = self._function(root, leaves, True)
+        self.asked |= {ast.unparse(node.tree) for node in own.values()}
         key = ast.unparse(tree)
         if key not in self.tried:
             if self.trials >= _MOST_TRIALS:
@@ -130,7 +137,7 @@ class Proving:
 
     def _of_ours(self, e: ast.expr) -> str:
         """An expression over ``self``."""
-        tree = copy.deepcopy(e)
+        tree = copied(e)
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id == self.self_name:
                 node.id = flow.SELF
@@ -168,13 +175,14 @@ class Proving:
             name="forward", args=given, body=body, decorator_list=[], returns=None, type_comment=None
         )
         tree.__dict__.setdefault("type_params", [])
-        return ast.fix_missing_locations(copy.deepcopy(tree)), own
+        return ast.fix_missing_locations(copied(tree)), own
 
     def _module(self, tree: ast.FunctionDef, own: dict[str, Node], order: tuple[int, ...]) -> nn.Module | None:
-        tree = copy.deepcopy(tree)
+        tree = copied(tree)
         tree.args.args = [tree.args.args[0], *(tree.args.args[1 + i] for i in order)]
         forward = plain_function(self.function, tree)
         methods = self.module is not None and _reads_methods(tree, self.self_name, own)
+        self.methods |= methods
         base: Any = type(self.module) if methods else nn.Module
         try:
             kind: Any = type("Part", (base,), {"forward": forward, "__module__": self.function.__module__})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import copy
+import functools
 import hashlib
 import types
 from typing import Any
@@ -16,9 +16,12 @@ from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
 from ferryman.porting.model.part import INNER, NONE, Part, Parted
 from ferryman.porting.model.recognise import Role
+from ferryman.porting.model.trees import copied
 from ferryman.porting.model.uses import served
 
-_of_class: dict[Any, list[tuple[dict[tuple[str, str], Any], Parted]]] = {}
+_NUMBERS = bool | int | float | str
+# facts: (what a module gave, whether a proof or a test had it)
+_of_class: dict[Any, list[tuple[dict[tuple[str, str], tuple[Any, bool]], Parted]]] = {}
 _of_function: dict[Any, tuple[ast.FunctionDef, tuple[Part, ...]] | None] = {}
 
 
@@ -29,12 +32,13 @@ def of_module(module: nn.Module, skipped: frozenset[tuple[str, Any]], norms: fro
     kind = type(module)
     fresh = _fresh(module)
     key = kind, source.code_of(kind), skipped, norms, fresh
+    given = _Given(module)
     for known, parted in _of_class.setdefault(key, []):
         same = all(vars(module).get(name) is value for name, value in parted.attributes)
-        if same and all(_alike(_fact(module, *at), value) for at, value in known.items()):
+        if same and all(given.like(at, *fact) for at, fact in known.items()):
             return parted
     methods, reached = source.methods(kind), names_reached(kind)
-    facts: dict[tuple[str, str], Any] = {}
+    facts: dict[tuple[str, str], tuple[Any, bool]] = {}
     functions = []
     for name in methods:
         if name != "forward" and (name not in reached or not module._modules):
@@ -49,12 +53,12 @@ def of_module(module: nn.Module, skipped: frozenset[tuple[str, Any]], norms: fro
             inner,
             arguments[0],
             module,
-            tree=copy.deepcopy(before),
+            tree=copied(before),
             skipped={place for at, place in skipped if at == name},
             fresh=fresh,
         )
         shown = search.run() | adding.in_place(search.tree, arguments[0], norms, fresh)
-        facts |= {(name, text): value for text, value in search.scan.facts.items()}
+        facts |= {(name, text): (value, search.asks(text)) for text, value in search.scan.facts.items()}
         if shown:
             functions.append((name, search.tree, tuple(search.parts), ast.dump(before)))
     attributes = tuple(
@@ -86,24 +90,45 @@ def of_function(
     """A plain function's tree with its parts."""
     key = function, frozenset(skipped)
     if key not in _of_function:
-        search = Search(function, None, None, tree=copy.deepcopy(tree), skipped=skipped)
+        search = Search(function, None, None, tree=copied(tree), skipped=skipped)
         _of_function[key] = (search.tree, tuple(search.parts)) if search.run() else None
     known = _of_function[key]
-    return None if known is None else (copy.deepcopy(known[0]), known[1])
+    return None if known is None else (copied(known[0]), known[1])
 
 
-def _fact(module: nn.Module, name: str, text: str) -> Any:
-    """What a module gives at a path that one of its functions reads, without a tensor's elements."""
-    inner = source.innermost(source.methods(type(module))[name])
-    tree = source.parsed(inner)
-    assert tree is not None
-    scan = Scan(inner, tree, (*tree.args.posonlyargs, *tree.args.args)[0].arg, module, type(module))
-    e = ast.parse(text, mode="eval").body
-    if text.startswith("ferryman_conv1d(") and isinstance(e, ast.Call):
-        scan._is_child(e.args[0])
-    else:
-        scan.path(e)
-    return scan.facts.get(text, source.MISSING)
+class _Given:
+    """What a module gives at paths that its functions read, without tensors' elements; each is asked once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.scans: dict[str, Scan] = {}
+        self.facts: dict[tuple[str, str], Any] = {}
+
+    def like(self, at: tuple[str, str], before: Any, asked: bool) -> bool:
+        """Whether a fact is what it was; of a plain value that nothing asked for, whether it is one."""
+        if at not in self.facts:
+            self.facts[at] = self._fact(*at)
+        now = self.facts[at]
+        return _alike(now, before) or (not asked and type(now) is type(before) and isinstance(now, _NUMBERS))
+
+    def _fact(self, name: str, text: str) -> Any:
+        if name not in self.scans:
+            inner = source.innermost(source.methods(type(self.module))[name])
+            tree = source.parsed(inner)
+            assert tree is not None
+            first = (*tree.args.posonlyargs, *tree.args.args)[0].arg
+            self.scans[name] = Scan(inner, tree, first, self.module, type(self.module))
+        scan, e = self.scans[name], _expression(text)
+        if text.startswith("ferryman_conv1d(") and isinstance(e, ast.Call):
+            scan._is_child(e.args[0])
+        else:
+            scan.path(e)
+        return scan.facts.get(text, source.MISSING)
+
+
+@functools.cache
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 def _alike(now: Any, before: Any) -> bool:

@@ -180,9 +180,52 @@ def _prove(
         other = agreed and " inputs is torch." in str(error)
         return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=apart, narrow=not other)
     except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason why nothing is proven
-        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
-        return Proof(False, reason, inputs=len(inputs), narrow=not agreed)
+        return Proof(False, _first_line(error), inputs=len(inputs), narrow=not agreed)
     return Proof(True, "", worst, gradient, differing, form, len(inputs), rounding)
+
+
+@dataclass
+class First:
+    """One original on the first input of a proof, for all candidates of it: most go no further.
+
+    What agrees there is proven as a whole, with runs of its own: nothing is shown here.
+    """
+
+    original: Function
+    runs: dict[Any, tuple[tuple[Any, ...], list[Tensor]] | str] = field(default_factory=dict)
+
+    def refuted(self, key: Any, given: Callable[[], tuple[Any, ...]], candidate: Function, grad: bool) -> Proof | None:
+        """What `prove` says of a candidate that ends there. key: of the input that ``given`` draws."""
+        with plain_kernels():
+            if (key, grad) not in self.runs:
+                self.runs[key, grad] = self._run(given(), grad)
+            run = self.runs[key, grad]
+            if isinstance(run, str):
+                return Proof(False, run)
+            try:
+                with torch.enable_grad() if grad else torch.no_grad():
+                    actual = [r.detach() for r in _forward(candidate, run[0], grad)[1]]
+                distance("result", actual, run[1], LIMIT)
+            except Disagreement as error:
+                return Proof(False, str(error), distance=error.distance)
+            except Exception as error:  # noqa: BLE001 - the op refuses such an input
+                return Proof(False, _first_line(error))
+            return None
+
+    def _run(self, given: tuple[Any, ...], grad: bool) -> tuple[tuple[Any, ...], list[Tensor]] | str:
+        """An input and its result; why there is none, whatever the candidate is."""
+        try:
+            with Widened(torch.float64), undrawn():
+                wanted, _ = _run(self.original, given, grad)
+                again, _ = _run(unread(self.original), given, False)
+            _same(wanted, again, LIMIT)
+        except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
+            return _first_line(error)
+        return given, wanted
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
 
 
 def flat(value: Any) -> list[Tensor]:
@@ -201,12 +244,7 @@ def _run(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(results, gradients of floating inputs for a fixed cotangent). rounding: the seed of `_Rounding` for both."""
     with torch.enable_grad() if gradients else torch.no_grad():
-        arguments = [_leaf(x, gradients) for x in given]
-        kept = [x.detach().clone() for x in arguments if isinstance(x, Tensor)]
-        with contextlib.nullcontext() if rounding is None else _Rounding(rounding):
-            results = flat(call(*arguments))
-        if not all(_equal(a, b) for a, b in zip((x for x in arguments if isinstance(x, Tensor)), kept, strict=True)):
-            raise Disagreement("it changes its input")
+        arguments, results = _forward(call, given, gradients, rounding)
         leaves = [x for x in arguments if isinstance(x, Tensor) and x.requires_grad]
         reached = [r for r in results if r.requires_grad]
         if not gradients or not leaves:
@@ -218,6 +256,19 @@ def _run(
             slopes = torch.autograd.grad(reached, leaves, weights, allow_unused=True)
         pairs = zip(slopes, leaves, strict=True)
         return [r.detach() for r in results], [torch.zeros_like(x) if s is None else s for s, x in pairs]
+
+
+def _forward(
+    call: Function, given: tuple[Any, ...], gradients: bool, rounding: int | None = None
+) -> tuple[list[Any], list[Tensor]]:
+    """(the arguments that it was called with, its results)."""
+    arguments = [_leaf(x, gradients) for x in given]
+    kept = [x.detach().clone() for x in arguments if isinstance(x, Tensor)]
+    with contextlib.nullcontext() if rounding is None else _Rounding(rounding):
+        results = flat(call(*arguments))
+    if not all(_equal(a, b) for a, b in zip((x for x in arguments if isinstance(x, Tensor)), kept, strict=True)):
+        raise Disagreement("it changes its input")
+    return arguments, results
 
 
 def _leaf(x: Any, gradients: bool) -> Any:

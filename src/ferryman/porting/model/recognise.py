@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from ferryman.porting.model.leaf import (
     pair_of,
     state_of,
 )
-from ferryman.porting.model.proof import STORAGE, Disagreement, Proof, drawn, prove
+from ferryman.porting.model.proof import STORAGE, Disagreement, First, Proof, drawn, prove
 from ferryman.porting.model.trace import Read, Trace, Unproven
 from ferryman.porting.model.twin import dimensions, left_out, narrowed, original, own_numbers, shaped, tensors_of
 
@@ -167,9 +167,10 @@ def _shown(
     nearest: tuple[float, str] | None = None
     shown: list[tuple[Candidate, Proof]] = []
     wide: list[Candidate] = []  # that float64 shows, and that storage dtypes do not take
+    first = First(functools.partial(original, followed, twin, names, False))
     for candidate in candidates:
         twin["ferryman_dims"] = dims[candidate.kind]
-        proof = _prove(followed, twin, names, candidate)
+        proof = _refuted(first, twin, names, candidate) or _prove(followed, twin, names, candidate)
         wide += [candidate] if not (proof.narrow or candidate.rows or candidate.gate) else []
         if proof.ok:
             shown.append((candidate, proof))
@@ -266,6 +267,29 @@ def no_gradient(tensors: Sequence[str]) -> str:
     return f"not (torch.is_grad_enabled() and ({' or '.join(f'{t}.requires_grad' for t in tensors)}))"
 
 
+def _refuted(first: First, state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> Proof | None:
+    """Why a candidate is none, where the first of its inputs shows it; what the proof would say."""
+    if candidate.rows:
+        return None
+    width = state["ferryman_cut"].get(candidate.width, candidate.width)
+
+    def given() -> tuple[Any, ...]:
+        x = next(shaped(beyond.inputs_of(width, candidate.axis), state, candidate))
+        return (x, *(beyond.gating(x, 0) if candidate.gate else ()), *tensors_of(state, names, 7))
+
+    key = width, candidate.axis, candidate.gate, tuple(state["ferryman_dims"])
+    return first.refuted(key, given, _meaning(state, names, candidate), candidate.gradient)
+
+
+def _meaning(state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> Callable[..., Any]:
+    """A candidate's expression, as a function of what its module is given and has."""
+    count = 2 if candidate.gate else 1
+    expression = compiled(candidate.expression, ("self", "x", "gate")[: 1 + count], ops=_DEFINITIONS)
+    return lambda *given: expression(
+        types.SimpleNamespace(**(state | dict(zip(names, given[count:], strict=True)))), *given[:count]
+    )
+
+
 def _prove(
     kind: type[nn.Module],
     state: dict[str, Any],
@@ -293,15 +317,11 @@ def _prove(
             (x, *(beyond.gating(x, i) if candidate.gate else ()), *tensors)
             for i, x in enumerate(shaped(beyond.inputs_of(width, candidate.axis), state, candidate))
         ]
-    count = 2 if candidate.gate else 1
-    expression = compiled(candidate.expression, ("self", "x", "gate")[: 1 + count], ops=_DEFINITIONS)
     proof = Proof(False)
     for training in (False, True):
         proof = prove(
             functools.partial(original, kind, state, names, training),
-            lambda *given: expression(
-                types.SimpleNamespace(**(state | dict(zip(names, given[count:], strict=True)))), *given[:count]
-            ),
+            _meaning(state, names, candidate),
             inputs[: _WIDE if wide else None],
             storage=() if "ferryman_wide" in state else STORAGE,
             gradients=candidate.gradient,

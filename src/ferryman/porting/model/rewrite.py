@@ -9,7 +9,6 @@ modules, such as a library's attention processors, where the module calls its at
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import types
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 from ferryman.porting.model import adding, cuts, helpers, parts, routines, source, spelling
 from ferryman.porting.model.part import NONE, Parted
 from ferryman.porting.model.serve import Serve
+from ferryman.porting.model.trees import copied
 from ferryman.porting.model.uses import Conditions, Use, registries, served_calls
 
 _DEPTH = 2
@@ -126,7 +126,7 @@ class ServedClass:
             self.alone |= adding.alone(tree, arguments[0] if arguments else None, self.norms)
             serve = Serve(self, inner, tree, True, 0, conditions, own_parts)
             before = len(self.interfaces)
-            changed = serve.visit(copy.deepcopy(tree))
+            changed = serve.visit(copied(tree))
             if len(self.interfaces) > before:
                 self.passed |= {k.arg for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg}
                 self.repeats = self.repeats or _repeats(tree, inner)
@@ -178,12 +178,12 @@ class ServedClass:
             if tree is not None:
                 before = len(self.uses)
                 serve = Serve(self, function, tree, False, depth + 1, conditions)
-                changed = serve.visit(copy.deepcopy(tree))
+                changed = serve.visit(copied(tree))
                 cut_out = parts.of_function(function, tree, serve.gated) if self.parted.inner else None
                 if cut_out is not None:
                     del self.uses[before:]
                     serve = Serve(self, function, cut_out[0], False, depth + 1, conditions, cut_out[1])
-                    changed = serve.visit(copy.deepcopy(cut_out[0]))
+                    changed = serve.visit(copied(cut_out[0]))
                 if serve.new:
                     self.helpers[function] = source.rebuilt(function, changed, serve.new), "", None
         return self.helpers[function]

@@ -4,7 +4,6 @@ and what statements say of the order in which they read and write."""
 from __future__ import annotations
 
 import ast
-import copy
 import math
 import types
 from collections.abc import Iterator
@@ -15,13 +14,14 @@ from torch.nn import functional
 
 from ferryman.porting.model import source
 from ferryman.porting.model.source import MISSING
+from ferryman.porting.model.trees import copied
 
 _OPERATORS: dict[Any, type[ast.operator]] = {torch.mul: ast.Mult, torch.multiply: ast.Mult, torch.add: ast.Add}
 
 
 def operators(tree: ast.FunctionDef, function: types.FunctionType) -> ast.FunctionDef:
     """A copy of a function's tree in which such calls of two arguments are operators."""
-    changed: ast.FunctionDef = _Operators(function).visit(copy.deepcopy(tree))
+    changed: ast.FunctionDef = _Operators(function).visit(copied(tree))
     return changed
 
 
@@ -117,9 +117,9 @@ def _factors(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _times(factors: list[ast.expr]) -> ast.expr:
-    product = copy.deepcopy(factors[0])
+    product = copied(factors[0])
     for factor in factors[1:]:
-        product = ast.copy_location(ast.BinOp(product, ast.Mult(), copy.deepcopy(factor)), factor)
+        product = ast.copy_location(ast.BinOp(product, ast.Mult(), copied(factor)), factor)
     return product
 
 
