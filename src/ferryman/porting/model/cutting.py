@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import types
 from collections import Counter
@@ -64,7 +65,7 @@ class Search(Proving):
     def _one(self, body: list[ast.stmt]) -> bool:
         """Put one part in a block's place; whether there is one."""
         self.statements = list(self.scan.block(body))
-        self.reads = self._reads(body)
+        self.reads = functools.cache(functools.partial(self._reads, body))
         alone = self.module is not None and not self.module._modules
         results = _results(body[-1], self.statements) if alone else set()
         for statement in reversed(self.statements):
@@ -202,7 +203,7 @@ class Search(Proving):
         bound = {s.index: s.binds for s in self.statements}
         fresh: list[ast.stmt | None] = [*body]
         fresh[statement.index] = changed
-        outer, closures = self.reads
+        outer, closures = self.reads()
         for index in range(statement.index - 1, -1, -1):
             if not inside & bound.get(index, {}).keys():
                 continue

@@ -115,12 +115,15 @@ def _sized(
     if shown:
         return
     whole = {int(abs(n)) for n in numbers if n == int(n) and 2 <= abs(n) <= _WIDEST}
-    able = [helper for helper in wanted if _takes_width(helper.draw)]
-    for width in sorted(whole | {2 * n for n in whole}):
-        for helper in able:
+    able = [(helper, _key(helper.draw, helper.joined)) for helper in wanted if _takes_width(helper.draw)]
+    for width in sorted(n for n in whole | {2 * n for n in whole} if n % 2 == 0):
+        alike: dict[Any, bool] = {}  # helpers of one draw
+        for helper, key in able:
             of_any: Any = helper.draw
-            draw = functools.partial(of_any, width=width)
-            if width % 2 == 0 and _result(call, draw, helper.joined, results) is not None:
+            if key not in alike:
+                alike[key] = _result(call, functools.partial(of_any, width=width), helper.joined, results) is not None
+            if alike[key]:
+                draw = functools.partial(of_any, width=width)
                 yield replace(helper, draw=draw, guard=f"{helper.guard} and a0.shape[-1] == {width}")
 
 
@@ -173,7 +176,7 @@ _draws: dict[Any, tuple[Any, ...]] = {}
 
 def _key(draw: Any, joined: bool) -> Any:
     partial = isinstance(draw, functools.partial)
-    return (draw.func, draw.args, *draw.keywords.items(), joined) if partial else draw
+    return (draw.func, draw.args, *draw.keywords.items(), joined) if partial else (draw, joined)
 
 
 def _result(call: Any, draw: Any, joined: bool, results: dict[Any, Any]) -> list[torch.Tensor] | None:

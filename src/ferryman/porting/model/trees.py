@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from typing import TypeVar
 
 Tree = TypeVar("Tree", bound=ast.AST)
@@ -11,10 +10,13 @@ Tree = TypeVar("Tree", bound=ast.AST)
 
 def copied(tree: Tree) -> Tree:
     """A copy of a tree, with each node's places and marks."""
-    fresh = copy.copy(tree)
-    for name, value in vars(tree).items():
+    fresh = type(tree).__new__(type(tree))
+    own = fresh.__dict__
+    for name, value in tree.__dict__.items():
         if isinstance(value, ast.AST):
-            setattr(fresh, name, copied(value))
+            own[name] = copied(value)
         elif isinstance(value, list):
-            setattr(fresh, name, [copied(v) if isinstance(v, ast.AST) else v for v in value])
+            own[name] = [copied(v) if isinstance(v, ast.AST) else v for v in value]
+        else:
+            own[name] = value
     return fresh
