@@ -43,8 +43,8 @@ class ModelSizes:
         131_072,
     )
     head_dims: tuple[int, ...] = (64, 80, 128, 256)
-    tokens: tuple[int, ...] = (1, 2, 7, 16, 33, 64, 100, 512, 2048)
-    lengths: tuple[int, ...] = (1, 16, 100, 1000, 4096)
+    tokens: tuple[int, ...] = (1, 2, 7, 16, 33, 64, 100, 333, 512, 1000, 2048)
+    lengths: tuple[int, ...] = (1, 3, 16, 100, 1000, 4096)
     # multiples of 16 or not: Triton specialises on either
     heads: tuple[tuple[int, int], ...] = ((32, 8), (32, 32), (8, 1), (28, 4), (48, 16))
     weights: tuple[tuple[int, int], ...] = (

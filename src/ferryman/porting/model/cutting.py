@@ -51,10 +51,10 @@ class Search(Proving):
     parts: list[Part] = field(default_factory=list)
 
     def run(self) -> bool:
-        if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
-            return False
         kind = None if self.module is None else type(self.module)
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
+        if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
+            return False
         for body in list(flow.blocks(self.tree)):
             while len(self.parts) < _MOST_PARTS and self._one(body):
                 pass
