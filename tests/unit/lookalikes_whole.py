@@ -204,9 +204,14 @@ def _experts(draw: random.Random, fault: str) -> str:
     )
 
 
-# An op computes these, or the part of them that is a gate; what is served must give their own result all the same.
+# An op computes these, or the part of them that is a gate or one rotation; what is served must give their own result
+# all the same.
 EXPRESSIBLE = frozenset(
-    {"cosine and sine exchanged", "one is added", "the gate is clamped", "activated twice", "the gate is detached"}
+    {
+        *("cosine and sine exchanged", "half of the sine left out", "the sum is a difference", "keys that stay"),
+        *("another result for large values", "detached", "rounded"),
+        *("one is added", "the gate is clamped", "activated twice", "the gate is detached"),
+    }
 )
 
 
