@@ -46,7 +46,7 @@ from ferryman.integrations.transformers import port, unport
 from ferryman.integrations.transformers_modules import ALL_ATTENTION_FUNCTIONS, attention_forward, attention_mask
 from ferryman.ops.attention.scores import visible_in
 from ferryman.porting.judging.metrics import UNIT
-from ferryman.porting.model import blocks, recognise
+from ferryman.porting.model import activations, blocks, recognise
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.measure import observe, relative
 from ferryman.porting.model.results import AMPLITUDE
@@ -524,7 +524,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def test_no_mode_of_the_caller_changes_what_is_proven(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for kept in (recognise, blocks):
         monkeypatch.setattr(kept, "_roles", {})
-    monkeypatch.setattr(recognise, "_gates", {})
+    monkeypatch.setattr(activations, "_gates", {})
     model, other = build("qwen3"), build("qwen3")
     with MODES[mode]():
         report = port(model)

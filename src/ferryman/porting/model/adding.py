@@ -19,6 +19,7 @@ from torch import Tensor
 from ferryman.porting.model import source
 from ferryman.porting.model.proof import prove
 from ferryman.porting.model.serving import attempt
+from ferryman.porting.model.sums import alias, sum_of, terms_of
 from ferryman.porting.model.trees import copied
 
 ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, addend) -> (result, sum)
@@ -224,7 +225,7 @@ class _Finder(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         argument = self._norm(node)
-        terms = None if argument is None else _terms(argument)
+        terms = None if argument is None else terms_of(argument)
         if terms is None:
             return node
         whole = ast.Call(ast.Name(CALL, ast.Load()), [node.func, *terms], [])
@@ -238,7 +239,7 @@ class _Finder(ast.NodeTransformer):
         body = list(body)
         i = 0
         while i < len(body):  # which gets shorter
-            if _sum_of(body[i]) is not None:
+            if sum_of(body[i]) is not None:
                 body = self._local(body, i)
             i += 1
         for statement in body:
@@ -254,7 +255,7 @@ class _Finder(ast.NodeTransformer):
         assert isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
         names = {statement.targets[0].id}
         for j in range(i + 1, len(body)):
-            if _alias(body[j], names):
+            if alias(body[j], names):
                 continue
             call = self._first(body[j], names)
             if call is not None:
@@ -275,7 +276,7 @@ class _Finder(ast.NodeTransformer):
         return calls[0] if isinstance(argument, ast.Name) and argument.id in names else None
 
     def _put(self, body: list[ast.stmt], i: int, j: int, call: ast.Call) -> list[ast.stmt]:
-        statement, value = body[i], _sum_of(body[i])
+        statement, value = body[i], sum_of(body[i])
         assert isinstance(statement, ast.Assign) and value is not None
         name = f"ferryman_y{self.count}"
         self.count += 1
@@ -304,7 +305,7 @@ class _Finder(ast.NodeTransformer):
             return None
         end = j + 1
         aliases = set(names)
-        while end < len(body) and _alias(body[end], aliases):
+        while end < len(body) and alias(body[end], aliases):
             end += 1
         call = self._first(body[end], aliases) if end < len(body) else None
         if call is None:
@@ -313,7 +314,7 @@ class _Finder(ast.NodeTransformer):
         bodies = []
         for k, side in enumerate((branch.body, branch.orelse)):
             own = copy.deepcopy([*head, *(s for s in side if not isinstance(s, ast.Pass)), *tail])
-            last = max((n for n, s in enumerate(own[: len(own) - len(tail)]) if _sum_of(s) is not None), default=None)
+            last = max((n for n, s in enumerate(own[: len(own) - len(tail)]) if sum_of(s) is not None), default=None)
             if last is None:
                 return None
             # the two sides make one call between them: the first one's is counted, as if it stood outside
@@ -342,43 +343,6 @@ _PLAIN = (
     ast.operator,
     ast.unaryop,
 )
-
-
-def _is_sum(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Add)
-        and not isinstance(node.left, ast.Constant)
-        and not isinstance(node.right, ast.Constant)
-    )
-
-
-def _terms(node: ast.expr) -> list[ast.expr] | None:
-    """a and b of ``a + b``; beside them, that a method adds, of ``a.add(b)``."""
-    if isinstance(node, ast.BinOp) and _is_sum(node):
-        return [node.left, node.right]
-    method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add"
-    if not method or len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred | ast.Constant):  # type: ignore[attr-defined]
-        return None
-    return [node.func.value, node.args[0], ast.Constant(True)]  # type: ignore[attr-defined]
-
-
-def _sum_of(statement: ast.stmt) -> ast.BinOp | None:
-    """The sum that a statement gives a name."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
-        value = statement.value
-        return value if isinstance(value, ast.BinOp) and _is_sum(value) else None
-    return None
-
-
-def _alias(statement: ast.stmt, names: set[str]) -> bool:
-    """Whether a statement only gives one of the names another, which joins them."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target, value = statement.targets[0], statement.value
-        if isinstance(target, ast.Name) and isinstance(value, ast.Name) and value.id in names:
-            names.add(target.id)
-            return True
-    return False
 
 
 def _is_test(node: ast.AST) -> bool:

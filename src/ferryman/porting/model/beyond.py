@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ferryman import ops
 from ferryman.ops.recognition import Candidate, compiled
+from ferryman.porting.model.distance import LIMIT, Disagreement, distance, flat
 from ferryman.porting.model.exact import Widened
-from ferryman.porting.model.proof import LIMIT, Disagreement, distance, drawn, flat, plain_kernels, prove
+from ferryman.porting.model.proof import drawn, plain_kernels, prove
 from ferryman.porting.model.trace import Trace
 
 _MOST = 1 << 24  # elements of the longest input

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Block, Definitions, Layer, compiled
-from ferryman.porting.model import recognise, source
+from ferryman.porting.model import activations, recognise, source
 from ferryman.porting.model.branches import follow_module
+from ferryman.porting.model.distance import flat
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, state_of
-from ferryman.porting.model.proof import Proof, flat, prove
+from ferryman.porting.model.proof import Proof, prove
 from ferryman.porting.model.recognise import Refusal, Role
 from ferryman.porting.model.trace import Read, Test, Trace, Unproven
 
@@ -41,7 +42,7 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
     weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
     if not any(p.dim() in (2, 3) for p in weights.values()) or not all(p.is_floating_point() for p in weights.values()):
         return None
-    children = {n: recognise.gate_of(m) for n, m in module._modules.items() if m is not None}
+    children = {n: activations.gate_of(m) for n, m in module._modules.items() if m is not None}
     if not all(children.values()):
         return None
     tensors = {n: tuple(p.shape) for n, p in weights.items()}

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ferryman.porting.model import source
+from ferryman.porting.model import handing, source
 from ferryman.porting.model.instrument import Instrument
 from ferryman.porting.model.trace import Trace, Unproven, lasting, numbers_in, trusted
 from ferryman.porting.model.trees import copied
@@ -70,7 +70,7 @@ class Follower:
         tree = source.parsed(inner)
         if tree is None:
             raise Unproven(f"{name}: its source is not available, or is not what runs")
-        if inner is not function and not all(trusted(w) or source.passes_on(w.of) for w in _decorators(function)):
+        if inner is not function and not all(trusted(w) or handing.passes_on(w.of) for w in _decorators(function)):
             raise Unproven(f"{name}: a decorator stands around it")
         self.kept(inner, name)
         change = Instrument(self, inner, tree, role, depth)

@@ -10,10 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferryman.porting.model import flow, helpers, routines, source
+from ferryman.porting.model import helpers, routines, source
 from ferryman.porting.model.flow import Node, Scan, Statement
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.part_proof import Proving
+from ferryman.porting.model.trees import blocks, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
 _MOST_LEAVES, _MOST_CUTS, _MOST_PARTS, _MOST_OPS = 4, 24, 12, 48
@@ -55,7 +56,7 @@ class Search(Proving):
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
-        for body in list(flow.blocks(self.tree)):
+        for body in list(blocks(self.tree)):
             while len(self.parts) < _MOST_PARTS and self._one(body):
                 pass
         if self.parts:
@@ -136,7 +137,7 @@ class Search(Proving):
         call = ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [own, *given], []), e)
         if self._acted_on(body, statement, root, e, leaves):
             return False
-        changed = flow.swap(body[statement.index], {id(e): call})
+        changed = swap(body[statement.index], {id(e): call})
         past = {n.id for n in given if isinstance(n, ast.Name) and n.id not in statement.names.values()}
         past |= {
             n.id for n, x in zip(given, leaves, strict=True) if isinstance(n, ast.Name) and x not in statement.names

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from ferryman.porting.model import source, spelling
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import trusted
+from ferryman.porting.model.trees import children, swap
 
 PLAIN = bool | int | float | str | None | torch.dtype
 FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | torch.jit.ScriptFunction
@@ -148,14 +148,14 @@ class Scan:
             node = self._call(e)
         elif isinstance(e, _OPERATORS) and not (isinstance(e, ast.Attribute) and self._outer(e)):
             label = type(e.op).__name__ if isinstance(e, ast.BinOp) else ""
-            parts = [(c, self.node(c)) for c in _children(e)]
+            parts = [(c, self.node(c)) for c in children(e)]
             fixed = isinstance(e, ast.BinOp | ast.UnaryOp) and all(n.kind == "constant" for _, n in parts)
             node = Node("constant", e) if fixed else self._op(e, parts, label)
         elif isinstance(e, ast.Attribute) and self._outer(e):
             node = Node("constant", e)
         else:
             if isinstance(e, ast.IfExp | ast.BoolOp):
-                _ = [self.node(c) for c in _children(e)]  # what is computed on the way
+                _ = [self.node(c) for c in children(e)]  # what is computed on the way
             node = Node("leaf", e)
         if node.kind == "op":
             self.occurring.insert(0, (node, e))
@@ -380,37 +380,5 @@ def is_plain_conv1d(child: Any) -> bool:
     return type(child) is nn.Conv1d and child.padding_mode == "zeros" and source.untouched(child)
 
 
-def blocks(tree: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
-    """The lists of statements in a function."""
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            body = getattr(node, name, None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.stmt) and not isinstance(node, ast.ClassDef):
-                yield body
-
-
-def _children(e: ast.expr) -> list[ast.expr]:
-    return [c for c in ast.iter_child_nodes(e) if isinstance(c, ast.expr)]
-
-
 def _is_super(e: ast.expr) -> bool:
     return isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "super" and not e.args
-
-
-def swap(tree: Any, new: dict[int, ast.expr]) -> Any:
-    """A copy of a tree with other nodes in the place of some, which ids name."""
-
-    class Swap(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> Any:
-            return new[id(node)] if id(node) in new else self._copied(node)
-
-        def _copied(self, node: ast.AST) -> ast.AST:
-            fresh = copy.copy(node)
-            for name, value in ast.iter_fields(node):
-                if isinstance(value, list):
-                    setattr(fresh, name, [self.visit(v) if isinstance(v, ast.AST) else v for v in value])
-                elif isinstance(value, ast.AST):
-                    setattr(fresh, name, self.visit(value))
-            return fresh
-
-    return Swap().visit(tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import types
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ferryman import ops
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import recognise, source
+from ferryman.porting.model import activations, source, spelling
 from ferryman.porting.model.adding import unaltered
 
 _FUNCTIONS = types.FunctionType | types.BuiltinFunctionType
@@ -95,9 +96,27 @@ def gate_of_expression(name: str, text: str, home: types.FunctionType) -> tuple[
     """(the gated op of an expression of one name with PyTorch's functions, by what their names mean to ``home``; that
     expression as a function)."""
     call = eval(f"lambda {name}: {text}", source.names_read(home, [text]))  # noqa: S307 - the program's own text
-    return recognise.gate_like(call), call
+    return activations.gate_like(call), call
 
 
 @functools.cache
 def with_options(function: Any, constants: tuple[tuple[str, Any], ...]) -> Any:
     return functools.partial(function, **dict(constants)) if constants else function
+
+
+def of_call(node: ast.Call, home: types.FunctionType) -> tuple[Gate, Any] | None:
+    """(the gated op of the activation that a call in ``home`` names, that function with the call's options)."""
+    value = spelling.taken(node.func, home)
+    constants = {k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)}
+    if (
+        value is source.MISSING
+        or not callable(value)
+        or isinstance(value, type)
+        or len(constants) != len(node.keywords)
+    ):
+        return None
+    if not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+        return None
+    call = with_options(value, tuple(sorted(constants.items())))
+    gate = activations.gate_of(call)
+    return None if gate is None else (gate, call)

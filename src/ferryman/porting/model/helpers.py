@@ -18,8 +18,9 @@ from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions, Helper, compiled
 from ferryman.porting.model.branches import follow_function
+from ferryman.porting.model.distance import flat
 from ferryman.porting.model.exact import Widened
-from ferryman.porting.model.proof import Proof, flat, prove
+from ferryman.porting.model.proof import Proof, prove
 from ferryman.porting.model.trace import Read, Trace, Unproven, meaning
 
 _DEFINITIONS = Definitions()

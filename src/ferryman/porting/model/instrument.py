@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
-from ferryman.porting.model import source
+from ferryman.porting.model import own_calls, source
 from ferryman.porting.model.reports import Reports
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import Test, Unproven, modes, trusted
@@ -291,11 +290,11 @@ class Instrument(Reports, ast.NodeTransformer):
             and isinstance(target.value, ast.Name)
             and target.value.id == self.self_name
         ):
-            followed = self._own(target.attr)
+            followed = own_calls.of_self(self.follower, self.own.__qualname__, target.attr, self.depth)
             if followed is not None:
                 node.func = self._new(followed, target)
         elif isinstance(target, ast.Attribute) and _is_super(target.value):
-            followed = self._parent(target.attr)
+            followed = own_calls.of_super(self.follower, self.own, target.attr, self.depth)
             if followed is not None:
                 node.func = self._new(followed, target)
                 node.args.insert(0, ast.copy_location(ast.Name(self.self_name or "self", ast.Load()), target))
@@ -368,46 +367,6 @@ class Instrument(Reports, ast.NodeTransformer):
     def _own_list(self, node: ast.expr) -> bool:
         """A local, made here."""
         return isinstance(node, ast.Name) and node.id in self.first_store and node.id not in self.parameters
-
-    def _own(self, name: str) -> Any:
-        """``self.name(...)``: a method, or a function that the module holds. What stands for it, if it may not stay."""
-        follower = self.follower
-        if name in follower.methods:
-            follower.method(name, self.depth + 1)
-            return None
-        attribute = getattr(follower.module, name, MISSING)
-        if name in follower.known and isinstance(attribute, nn.Module):
-            return None
-        declared = source.members(follower.kind).get(name) if follower.kind is not None else None
-        if isinstance(declared, staticmethod) and attribute is declared.__func__:
-            return follower.helper(attribute, self.depth + 1)
-        if isinstance(declared, classmethod) and getattr(attribute, "__func__", None) is declared.__func__:
-            return functools.partial(follower.helper(declared.__func__, self.depth + 1), follower.kind)
-        if isinstance(attribute, Tensor) or attribute is MISSING:
-            raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which no proof follows")
-        if isinstance(attribute, types.FunctionType) and not trusted(attribute):
-            return follower.helper(attribute, self.depth + 1)  # another one ends the role
-        if isinstance(attribute, torch.jit.ScriptFunction):
-            return follower.helper(source.unscripted(attribute), self.depth + 1)
-        known = trusted(attribute) and not isinstance(attribute, nn.Module)
-        if not known and not (isinstance(attribute, functools.partial) and trusted(attribute.func)):
-            raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which it holds, and no proof follows")
-        return None
-
-    def _parent(self, name: str) -> Any:
-        """``super().name(...)``: PyTorch's own code may stay as it is (None); any other is followed."""
-        cells = dict(zip(self.own.__code__.co_freevars, self.own.__closure__ or (), strict=True))
-        here = cells["__class__"].cell_contents if "__class__" in cells else None
-        order = self.follower.kind.__mro__ if self.follower.kind is not None else ()
-        for base in order[order.index(here) + 1 :] if here in order else ():
-            if name in vars(base):
-                if trusted(base):
-                    return None
-                if isinstance(vars(base)[name], types.FunctionType):
-                    self.follower.trace.note(base, name, vars(base)[name])
-                    return self.follower.function(vars(base)[name], "method", self.depth + 1)
-                break
-        raise Unproven(f"{self.own.__qualname__}: calls super().{name}, which no proof follows")
 
 
 def _is_super(node: ast.AST) -> bool:

@@ -19,7 +19,7 @@ from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.part import Part, plain_function
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import Read, Trace, Unproven
-from ferryman.porting.model.trees import copied
+from ferryman.porting.model.trees import copied, swap
 
 _MOST_TRIALS = 96
 _TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat"}
@@ -155,7 +155,7 @@ class Proving:
             if node.kind == "op":
                 tree_of = node.whole if node.whole is not None and not aliased else node.tree
                 parts = zip(node.slots, node.children, strict=True)
-                e = flow.swap(tree_of, {id(slot): place[child] for slot, child in parts})
+                e = swap(tree_of, {id(slot): place[child] for slot, child in parts})
                 if isinstance(e, ast.Slice | ast.Tuple | ast.List | ast.Attribute):
                     place[node] = e
                     continue

@@ -18,14 +18,11 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from ferryman.porting.model.distance import LIMIT, UNIT, Disagreement, distance, equal, flat
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.trace import Unproven
 from ferryman.porting.model.unread import undrawn, unread
 
-# float64 has 53 bits. 2^-40 leaves 13 of them to sums of up to 8192 terms in any order, and is 2^-16 of half a unit in
-# the last place of float32, the finest storage dtype: what differs by less cannot be told apart in any of them.
-LIMIT = 2.0**-40
-_UNIT = 2.0**-52  # of float64: LIMIT is 2^12 of them
 _MOVES = 3
 _TURNED = 2.0**-16  # 2^12 of it are a sixteenth of the largest gradient: more is no rounding
 # Two float32 evaluations that round to storage at the same places differ where float32's noise (16 units of 2^-24)
@@ -56,14 +53,6 @@ class Proof:
     rounding: str = ""
     distance: float | None = None
     narrow: bool = True
-
-
-class Disagreement(Exception):
-    """Two callables differ; the text says where, ``distance`` by how much."""
-
-    def __init__(self, text: str, distance: float | None = None) -> None:
-        super().__init__(text)
-        self.distance = distance
 
 
 def drawn(*shape: int, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -228,17 +217,6 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
 
 
-def flat(value: Any) -> list[Tensor]:
-    """The tensors of a result, in order; anything else than tensors, tuples, lists and None is refused."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in flat(item)]
-    if value is None:
-        return []
-    raise Disagreement(f"a result is {type(value).__name__}; required: tensors")
-
-
 def _run(
     call: Function, given: tuple[Any, ...], gradients: bool, rounding: int | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -266,7 +244,7 @@ def _forward(
     kept = [x.detach().clone() for x in arguments if isinstance(x, Tensor)]
     with contextlib.nullcontext() if rounding is None else _Rounding(rounding):
         results = flat(call(*arguments))
-    if not all(_equal(a, b) for a, b in zip((x for x in arguments if isinstance(x, Tensor)), kept, strict=True)):
+    if not all(equal(a, b) for a, b in zip((x for x in arguments if isinstance(x, Tensor)), kept, strict=True)):
         raise Disagreement("it changes its input")
     return arguments, results
 
@@ -278,13 +256,9 @@ def _leaf(x: Any, gradients: bool) -> Any:
     return leaf.requires_grad_(gradients and leaf.is_floating_point())
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
 def _same(first: list[Tensor], again: list[Tensor], limit: float) -> None:
     """A BLAS may add in another order where memory lies elsewhere: last places may differ, as between two functions."""
-    if all(a.shape == b.shape and _equal(a, b) for a, b in zip(first, again, strict=True)):
+    if all(a.shape == b.shape and equal(a, b) for a, b in zip(first, again, strict=True)):
         return
     try:
         distance("result", again, first, limit)
@@ -308,7 +282,7 @@ class _Rounding(TorchDispatchMode):
     def _moved(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float64:
             return x
-        return x * (1.0 + _UNIT * torch.randint(0, 2, x.shape, generator=self.units).double().mul(2.0).sub(1.0))
+        return x * (1.0 + UNIT * torch.randint(0, 2, x.shape, generator=self.units).double().mul(2.0).sub(1.0))
 
 
 def _reach(
@@ -328,45 +302,6 @@ def _reach(
         r.masked_fill(r > _TURNED * w.abs().amax(), 0.0) if w.numel() else r for r, w in zip(reach, wanted, strict=True)
     ]
     return [r.amax(-1, keepdim=True) if r.dim() and r.numel() else r for r in reach]
-
-
-def distance(
-    what: str,
-    actual: list[Tensor],
-    wanted: list[Tensor],
-    limit: float,
-    reach: Callable[[], list[Tensor]] | None = None,
-) -> float:
-    """Largest difference relative to the largest element of its row; raises where it is over the limit.
-
-    reach: how far roundings of one unit in the last place move each row. A gradient may be small because what it sums
-    cancels, or lie on the slope of a product that cancelled: two orders of its terms differ by more units of it then.
-    Such a row may differ by as many of these moves as another by units, 2^12 (Monte Carlo arithmetic: Parker, 1997).
-    """
-    moves: list[Tensor] | None = None
-    if len(actual) != len(wanted):
-        raise Disagreement(f"{len(wanted)} {what}s against the op's {len(actual)}")
-    worst = 0.0
-    for i, (f, w) in enumerate(zip(actual, wanted, strict=True)):
-        if f.shape != w.shape:
-            raise Disagreement(f"{what} {i} has shape {tuple(w.shape)}, the op's {tuple(f.shape)}")
-        if w.numel() == 0:
-            continue
-        if f.dtype != w.dtype and w.is_floating_point():
-            raise Disagreement(f"{what} {i} is {w.dtype}, the op's {f.dtype}")
-        odd = ~torch.isfinite(w)
-        if not _equal(f[odd], w[odd]) or not bool(torch.isfinite(f[~odd]).all()):
-            raise Disagreement(f"{what} {i} is not finite in other places than the op's")
-        f, w = f.masked_fill(odd, 0.0), w.masked_fill(odd, 0.0)
-        row = (w.abs().amax(-1, keepdim=True) if w.dim() else w.abs()).clamp_min(1e-290)
-        error = float(((f - w).abs() / row).max())
-        if error > limit and reach is not None:
-            moves = reach() if moves is None else moves
-            error = float(((f - w).abs() / torch.maximum(row, moves[i] / _UNIT)).max())
-        worst = max(worst, error)
-        if not error <= limit:
-            raise Disagreement(f"{what} {i} differs by {error:.3g} in float64 (limit {limit:.3g})", error)
-    return worst
 
 
 @torch.no_grad()

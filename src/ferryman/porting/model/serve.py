@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ferryman.porting.model import adding, cuts, gating, learning, recognise, source, spelling
+from ferryman.porting.model import adding, cuts, gating, handing, learning, source, spelling
 from ferryman.porting.model.cutting import place_of
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.source import MISSING
+from ferryman.porting.model.trees import attribute_of
 from ferryman.porting.model.uses import Conditions, Use, called, more, registries, served, served_methods, standing
 
 if TYPE_CHECKING:
@@ -108,10 +109,10 @@ class Serve(ast.NodeTransformer):
 
     def _helper(self, node: ast.expr, value: Any) -> ast.expr:
         """A name of a function that may be served, or whose own code may have calls that are."""
-        handed = source.handed_on(value)
+        handed = handing.handed_on(value)
         value_of = source.unscripted(value) if isinstance(value, torch.jit.ScriptFunction) else value
         function = value_of if handed is None else handed
-        if isinstance(function, types.FunctionType) and not source_is_torch(function):
+        if isinstance(function, types.FunctionType) and (function.__module__ or "").split(".")[0] != "torch":
             under = self.conditions if id(node) in self.called else None
             before = len(self.owner.uses)
             helper, op, graded = self.owner.helper(function, self.own, self.depth, under)
@@ -184,7 +185,7 @@ class Serve(ast.NodeTransformer):
             node.args.insert(0, node.func.value)  # type: ignore[attr-defined]
             node.func = self._put(method.replacement, node.func)
         self.generic_visit(node)
-        kind = self.owner.callables.get(self._dotted(node.func) or "")
+        kind = self.owner.callables.get(attribute_of(node.func, self.self_name) or "")
         uses = () if kind is None else self.owner.uses_of_callable(kind)
         if uses:  # what its own tests read is not the module's
             self.owner.uses += [
@@ -207,7 +208,7 @@ class Serve(ast.NodeTransformer):
         owner = node.func.value
         parent = isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"
         known = isinstance(owner, ast.Name | ast.Attribute) and (
-            source.resolve(owner, self.own) is not MISSING or self._dotted(node.func) is not None
+            source.resolve(owner, self.own) is not MISSING or attribute_of(node.func, self.self_name) is not None
         )
         of_class = isinstance(owner, ast.Attribute) and source.resolve(owner.value, self.own) is not MISSING
         return None if parent or known or of_class else served_methods()[node.func.attr]
@@ -216,7 +217,7 @@ class Serve(ast.NodeTransformer):
         """``self.child(x)[..., :n]`` of a child whose cut result is known."""
         call, upper = node.value, spelling.upper(node.slice)
         if isinstance(call, ast.Call) and upper is not None and isinstance(node.ctx, ast.Load):
-            name = self._dotted(call.func) or ""
+            name = attribute_of(call.func, self.self_name) or ""
             shown = self.owner.cuts.get(name)
             if shown is not None and len(call.args) == 1 and not call.keywords:
                 self.owner.cut.add(name)
@@ -286,7 +287,7 @@ class Serve(ast.NodeTransformer):
         """Whether an activation may run after these statements: none changes in place what it is of, or another name
         of that."""
         assert isinstance(call, ast.Call)
-        child = isinstance(call.args[0], ast.Call) and self._dotted(call.args[0].func) is not None
+        child = isinstance(call.args[0], ast.Call) and attribute_of(call.args[0].func, self.self_name) is not None
         own = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)} - {self.self_name}
         nodes = [n for s in between for n in ast.walk(s)]
         return child or not any((isinstance(n, ast.Name) and n.id in own) or spelling.in_place(n) for n in nodes)
@@ -297,40 +298,13 @@ class Serve(ast.NodeTransformer):
         """The function of a call with one argument, if it is a known activation."""
         if not (isinstance(node, ast.Call) and len(node.args) == 1 and not isinstance(node.args[0], ast.Starred)):
             return None
-        dotted = self._dotted(node.func)
+        dotted = attribute_of(node.func, self.self_name)
         if dotted is not None:
             if dotted not in self.owner.gates:
                 self.owner.products.add(dotted)
                 return None
             return node.func if not node.keywords else None
-        return node.func if self._function_gate(node) is not None else None
-
-    def _dotted(self, node: ast.expr) -> str | None:
-        """ "act.inner" of ``self.act.inner``, or of ``self.act["inner"]``."""
-        names: list[str] = []
-        if (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.slice, ast.Constant)
-            and str(node.slice.value).isidentifier()
-        ):
-            names.append(str(node.slice.value))
-            node = node.value
-        while isinstance(node, ast.Attribute):
-            names.append(node.attr)
-            node = node.value
-        mine = isinstance(node, ast.Name) and node.id == self.self_name and names
-        return ".".join(reversed(names)) if mine else None
-
-    def _function_gate(self, node: ast.Call) -> tuple[Any, Any] | None:
-        value = spelling.taken(node.func, self.own)
-        constants = {k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)}
-        if value is MISSING or not callable(value) or isinstance(value, type) or len(constants) != len(node.keywords):
-            return None
-        if not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
-            return None
-        call = gating.with_options(value, tuple(sorted(constants.items())))
-        gate = recognise.gate_of(call)
-        return None if gate is None else (gate, call)
+        return node.func if gating.of_call(node, self.own) is not None else None
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         waiting = isinstance(node.target, ast.Name) and isinstance(node.op, ast.Mult) and node.target.id in self.pending
@@ -346,9 +320,9 @@ class Serve(ast.NodeTransformer):
     def _gate_in_place(self, node: ast.AST, call: ast.Call, other: ast.expr) -> ast.expr:
         """A product in place with what an activation gave, which nothing else has."""
         self._note(node)
-        dotted, known = self._dotted(call.func), None
+        dotted, known = attribute_of(call.func, self.self_name), None
         if dotted is None:
-            known = self._function_gate(call)
+            known = gating.of_call(call, self.own)
             assert known is not None
             gating.functions.setdefault(known[1], gating.call_of(known[0]))
         self.owner.uses.append(Use("" if known is None else known[0].op, dotted or "", self.conditions))
@@ -395,14 +369,14 @@ class Serve(ast.NodeTransformer):
 
     def _gate(self, node: ast.BinOp, call: ast.Call, other: ast.expr, first: bool) -> ast.AST:
         self._note(node)
-        dotted = self._dotted(call.func)
+        dotted = attribute_of(call.func, self.self_name)
         inner, rest = self.visit(call.args[0]), self.visit(other)
         if dotted is not None:
             self.owner.uses.append(Use("", dotted, self.conditions))
             target: Callable[..., Any] = gating.gated if first else gating.gated_last
             arguments = [call.func, inner, rest] if first else [rest, call.func, inner]
         else:
-            function_gate = self._function_gate(call)
+            function_gate = gating.of_call(call, self.own)
             if function_gate is None:
                 raise AssertionError(f"{ast.unparse(call)} was a known activation a moment ago")
             self.owner.uses.append(Use(function_gate[0].op, "", self.conditions))
@@ -416,7 +390,3 @@ class Serve(ast.NodeTransformer):
             now.orelse = ast.copy_location(ast.BinOp(sides[0], ast.Mult(), sides[1]), node)
             return now
         return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
-
-
-def source_is_torch(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").split(".")[0] == "torch"

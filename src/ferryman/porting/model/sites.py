@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ferryman.porting.model import recognise, source
+from ferryman.porting.model import activations, recognise, source
 from ferryman.porting.model.classes import Recipe
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.recognise import Role
@@ -173,7 +173,7 @@ def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str], set[s
             norm = recognise.role_of(module.get_submodule(use.added))
             op = norm.added_op if isinstance(norm, Role) else ""
         if use.gate:
-            gate = recognise.gate_of(operator.attrgetter(use.gate)(module))
+            gate = activations.gate_of(operator.attrgetter(use.gate)(module))
             op = gate.op if gate is not None else ""
         certain = use.certain(module)
         if op:

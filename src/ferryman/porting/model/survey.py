@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import blocks, cuts, gating, parts, recognise, rewrite, source
+from ferryman.porting.model import activations, blocks, cuts, gating, parts, recognise, rewrite, source
 from ferryman.porting.model.classes import Recipe, is_ported
 from ferryman.porting.model.leaf import contents_tests
 from ferryman.porting.model.part import NONE
@@ -35,7 +35,7 @@ def survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
                 f"{path or type(module).__name__}: ported already, alone or with a larger model; unport that one first"
             )
         if "forward" not in module.__dict__ and _plain(module) is None and not _hooked(module):
-            gate = recognise.gate_of(module)
+            gate = activations.gate_of(module)
             if gate is not None:
                 known[id(module)] = gate
     # an activation that a product takes is part of a gated op; any other has a role of its own
@@ -187,7 +187,7 @@ def _functions(module: nn.Module) -> frozenset[str]:
     """Attributes that are functions of PyTorch with a gated op."""
     kinds = types.FunctionType | types.BuiltinFunctionType
     own = [(n, v) for n, v in vars(module).items() if isinstance(v, kinds) and n.isidentifier() and trusted(v)]
-    known = {n: gate for n, v in own if (gate := recognise.gate_of(v)) is not None}
+    known = {n: gate for n, v in own if (gate := activations.gate_of(v)) is not None}
     for name, gate in known.items():
         gating.functions.setdefault(getattr(module, name), gating.call_of(gate))
     return frozenset(known)

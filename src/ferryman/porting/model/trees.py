@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import TypeVar
+import copy
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 Tree = TypeVar("Tree", bound=ast.AST)
 
@@ -20,3 +22,52 @@ def copied(tree: Tree) -> Tree:
         else:
             own[name] = value
     return fresh
+
+
+def swap(tree: Any, new: dict[int, ast.expr]) -> Any:
+    """A copy of a tree with other nodes in the place of some, which ids name."""
+
+    class Swap(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> Any:
+            return new[id(node)] if id(node) in new else self._copied(node)
+
+        def _copied(self, node: ast.AST) -> ast.AST:
+            fresh = copy.copy(node)
+            for name, value in ast.iter_fields(node):
+                if isinstance(value, list):
+                    setattr(fresh, name, [self.visit(v) if isinstance(v, ast.AST) else v for v in value])
+                elif isinstance(value, ast.AST):
+                    setattr(fresh, name, self.visit(value))
+            return fresh
+
+    return Swap().visit(tree)
+
+
+def blocks(tree: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a function."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if isinstance(body, list) and body and isinstance(body[0], ast.stmt) and not isinstance(node, ast.ClassDef):
+                yield body
+
+
+def children(e: ast.expr) -> list[ast.expr]:
+    return [c for c in ast.iter_child_nodes(e) if isinstance(c, ast.expr)]
+
+
+def attribute_of(node: ast.expr, self_name: str | None) -> str | None:
+    """ "act.inner" of ``self.act.inner``, or of ``self.act["inner"]``."""
+    names: list[str] = []
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and str(node.slice.value).isidentifier()
+    ):
+        names.append(str(node.slice.value))
+        node = node.value
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    mine = isinstance(node, ast.Name) and node.id == self_name and names
+    return ".".join(reversed(names)) if mine else None

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ferryman.ops.recognition import Candidate, Definitions, Leaf, compiled
 from ferryman.porting.model import beyond, source
+from ferryman.porting.model.distance import LIMIT, Disagreement, distance, flat
 from ferryman.porting.model.leaf import NARROW, names_reached, settings_of
-from ferryman.porting.model.proof import LIMIT, Disagreement, distance, flat
 from ferryman.porting.model.trace import Trace, numbers_in
 
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
