@@ -138,7 +138,9 @@ def worst_ratio(
     for name, mine, right, part, beside in by_name:
         (bound,) = metrics.bounds([part], [right], [mine.dtype], declared, dtype, saved_exact=False, shown=False)
         ratio = ((mine.double() - right).abs() / (bound.total + beside)).flatten()
-        ratio = ratio.masked_fill((mine.isnan() & right.isnan()).flatten(), 0.0)
+        rounded = right.to(mine.dtype)  # infinite where the dtype ends before the result does
+        right_too = (mine.isnan() & right.isnan()) | (rounded.isinf() & (mine == rounded))
+        ratio = ratio.masked_fill(right_too.flatten(), 0.0)
         top = float(ratio.max()) if ratio.numel() else 0.0
         if not top <= largest:
             largest, where = top, f"{name} of {case.name}"

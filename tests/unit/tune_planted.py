@@ -22,7 +22,10 @@ from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import clock, contender, grid
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.tune import right
-from tests import lines
+
+if __name__ == "__main__":  # a script's path has its own folder alone
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests import lines  # noqa: E402
 
 NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted", "killed")
 LINES = {name: Implementation(op="silu_mul", name=name, where="nowhere:none") for name in NAMES}

@@ -84,7 +84,7 @@ def _names_any(function: types.FunctionType) -> bool:
         if isinstance(value, types.ModuleType) and id(value) not in modules:
             modules.add(id(value))
             makes = type(value) is not types.ModuleType or "__getattr__" in vars(value)  # what it is asked for
-            if makes and value.__name__.partition(".")[0] != "torch":
+            if makes and (value.__package__ or "").partition(".")[0] != torch.__package__:
                 return True
             pending += [vars(value).get(name) for name in names]
     return False
