@@ -25,7 +25,7 @@ from ferryman.porting.tune import right
 
 if __name__ == "__main__":  # a script's path has its own folder alone
     sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests import lines  # noqa: E402
+from tests import lines
 
 NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted", "killed")
 LINES = {name: Implementation(op="silu_mul", name=name, where="nowhere:none") for name in NAMES}
