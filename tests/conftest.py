@@ -4,6 +4,7 @@ quick: a test that costs more CPU time than the quick ones have is listed in tes
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,7 @@ LIMIT = 120.0  # beyond this one that is not listed fails: who comes first pays 
 def turns_of(costs: Mapping[str, float], turns: int) -> dict[str, int]:
     """{what is drawn together: its share}. A name's hash says where it goes, until that share has its part of the
     seconds; then it goes where the fewest are. So shares are even, and a new test moves few others."""
-    room = sum(costs.values()) / turns
+    room = math.fsum(costs.values()) / turns  # the same in every process, in whatever order tests were collected
     spent, chosen = [0.0] * turns, {}
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
         turn = zlib.crc32(name.encode()) % turns
@@ -66,7 +67,9 @@ def keep_share(items: list[pytest.Item], share: str, long: Mapping[str, float]) 
     costs = {together(name, long): seconds_of(name, long) for name in slow}
     chosen = turns_of(costs, turns)
     mine = [i for i in items if chosen.get(together(i.nodeid, long), zlib.crc32(i.nodeid.encode()) % turns) == turn]
-    items[:] = sorted(mine, key=lambda item: -costs.get(together(item.nodeid, long), 0.0)) if turns > 1 else mine
+    if turns > 1:
+        mine.sort(key=lambda item: (-costs.get(together(item.nodeid, long), 0.0), item.nodeid))
+    items[:] = mine
 
 
 def _larger(item: pytest.Item) -> str | None:
