@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -80,6 +81,11 @@ def _larger(item: pytest.Item) -> str | None:
     return None if name is None else f"{file}::{name}{own[len(own.partition('[')[0]) :]}"
 
 
+def _word(value: object) -> str:
+    """A parameter as text, the same in every process: without the places of objects in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
 def keep_week(items: list[pytest.Item], week: int) -> None:
     """Of a test that is marked `alternate("dtype")`: for all its other parameters one dtype, another each week; with
     ``weeks=2`` every other week. `alternate()`: the test as it is, every other week. `alternate(within="test_larger")`:
@@ -93,9 +99,9 @@ def keep_week(items: list[pytest.Item], week: int) -> None:
         marker = item.get_closest_marker("alternate")
         if marker is not None and "within" not in marker.kwargs:
             given: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
-            rest = {name: str(value) for name, value in sorted(given.items()) if name not in marker.args}
+            rest = {name: _word(value) for name, value in sorted(given.items()) if name not in marker.args}
             place = f"{item.nodeid.partition('[')[0]} {rest}"
-            places[id(item)] = place, str([str(given[name]) for name in marker.args])
+            places[id(item)] = place, str([_word(given[name]) for name in marker.args])
             variants.setdefault(place, set()).add(places[id(item)][1])
             every[place] = marker.kwargs.get("weeks", 1 if marker.args else 2)
     now: dict[str, str | None] = {}

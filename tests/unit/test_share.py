@@ -301,3 +301,14 @@ def test_the_cpu_time_of_what_a_test_starts_counts() -> None:
         child.kill()
         child.communicate()
     assert cpu_seconds() - before >= 1.4  # it has ended
+
+
+def test_turns_do_not_depend_on_where_objects_lie() -> None:
+    """Each process of pytest-xdist has its own objects, and all must draw the same tests."""
+    drawn = set()
+    for _ in range(8):
+        kept = [lambda: None for _ in range(5)]  # at other places each time
+        items = [item(f"test_x.py::test_{i}[{t}]", f=kept[i], t=t, alternate=["t"]) for i in range(5) for t in "abc"]
+        keep_week(items, 3)
+        drawn.add(tuple(i.nodeid for i in items))
+    assert len(drawn) == 1 and len(next(iter(drawn))) == 5
