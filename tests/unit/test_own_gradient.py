@@ -14,6 +14,7 @@ import ferryman
 from ferryman import ops
 from ferryman.device_profiles import Profile, profile
 from ferryman.dispatch import plan, registry, select
+from tests.bounded import off
 
 LIMIT = 4096
 SMALL = dataclasses.replace(profile("cpu"), thresholds={"autograd.bytes": LIMIT})
@@ -242,7 +243,7 @@ def test_below_autograd_and_under_modes_nothing_changes() -> None:
     y.sum().backward()
     assert type(y) is Sub and sub.grad is not None
     compiled = torch.compile(lambda z: ops.layer_norm(z, W, B), backend="aot_eager", fullgraph=True)
-    assert torch.allclose(compiled(x), functional.layer_norm(x, (64,), W, B), atol=1e-5)
+    assert off(registry.primitive("layer_norm"), (x.detach(), W, B, 1e-5), [compiled(x).detach()], x.dtype) <= 1
     with torch.autocast("cpu"):
         assert ops.layer_norm(x, W, B).requires_grad
     torch.use_deterministic_algorithms(True)

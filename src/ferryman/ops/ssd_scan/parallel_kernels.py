@@ -1,4 +1,4 @@
-"""`ssd_scan` in three passes, of which one alone goes from chunk to chunk, and multiplies nothing.
+"""`ssd_scan` in three passes, of which one alone goes from chunk to chunk, and has no matrix product.
 
 1. `_parts`, all chunks at once: the sums of exponents, and what each chunk adds to the state.
 2. `_states`, a program for some numbers of a head's state: the state before each chunk, in the place of what it adds.
