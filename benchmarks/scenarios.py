@@ -136,8 +136,8 @@ def _graphed(call: Callable[[], Any], owner: nn.Module) -> Callable[[], Any]:
     graph: list[torch.cuda.CUDAGraph] = []
 
     def replay() -> None:
-        place = next(owner.parameters()).data_ptr()
-        if at != [place]:
+        places = [weight.data_ptr() for weight in owner.parameters()]  # the first alone may come to its old place again
+        if at != places:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -147,7 +147,7 @@ def _graphed(call: Callable[[], Any], owner: nn.Module) -> Callable[[], Any]:
             graph[:] = [torch.cuda.CUDAGraph()]
             with torch.cuda.graph(graph[0]):
                 call()
-            at[:] = [place]
+            at[:] = places
         graph[0].replay()
 
     return replay
