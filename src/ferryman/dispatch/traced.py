@@ -12,10 +12,7 @@ from ferryman.ops.primitive import Primitive
 
 
 def compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested.
-
-    A lowering may return None: then the op stays whole.
-    """
+    """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested."""
     if op.lower is None:
         return library
     lower, check = op.lower, op.check
@@ -26,10 +23,18 @@ def compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
         if state.requests or torch.is_autocast_enabled(args[0].device.type):
             return library(*args)
         check(*args)
-        result = lower(*args)
-        return library(*args) if result is None else result
+        return lower(*args)
 
-    return run
+    if not op.gradient.whole:
+        return run
+    places = [op.names.index(name) for owners in op.gradient.owners for name in owners]
+
+    def run_whole(*args: Any) -> Any:
+        if torch.is_grad_enabled() and any(args[place].requires_grad for place in places):
+            return library(*args)
+        return run(*args)
+
+    return run_whole
 
 
 def whole(op: Primitive, overload: Callable[..., Any]) -> Callable[..., Any]:

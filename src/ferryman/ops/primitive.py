@@ -105,12 +105,14 @@ class Gradient:
 
     backward: the primitive that computes gradients; its parameters that are not ``grad...`` say what forward saves.
     None: the op has no gradient. grads: the forward arguments that its results belong to (a tuple shares one result).
-    nondifferentiable: outputs that have no gradient.
+    nondifferentiable: outputs that have no gradient. whole: where a gradient is wanted torch.compile keeps the op as it
+    is, and traces its definition elsewhere only.
     """
 
     backward: str | None = None
     grads: tuple[str | tuple[str, ...], ...] = ()
     nondifferentiable: tuple[str, ...] = ()
+    whole: bool = False
 
     @property
     def owners(self) -> tuple[tuple[str, ...], ...]:

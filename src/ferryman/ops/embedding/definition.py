@@ -45,31 +45,15 @@ def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor],
     return ({"accumulate": 2 * y.abs().nan_to_num(0.0), "absolute": y.new_full((), 2.0**-149)},)
 
 
-def _fused(ids: Tensor, weight: Tensor, scale: float | None) -> Tensor | None:
-    """The definition for Inductor, which reads the rows where it needs them. In training it would hold the gradient of
-    the table in float32, or add it up in the storage dtype: there the op stays whole."""
-    if torch.is_grad_enabled() and weight.requires_grad:
-        return None
-    return _rows(ids, weight, scale)
-
-
-def _rows(ids: Tensor, weight: Tensor, scale: float | None) -> Tensor:
-    inside = _inside(ids, weight)
-    if weight.shape[0] == 0:
-        return weight.new_full((*ids.shape, weight.shape[1]), math.nan)
-    rows = wide(weight)[torch.where(inside, ids, 0).long()]
-    rows = rows if scale is None else rows * scale
-    return torch.where(inside.unsqueeze(-1), rows, math.nan).to(weight.dtype)
-
-
 @primitive(
     outputs=("y",),
-    lower=_fused,
+    lower="definition",
     check=lambda ids, weight, scale: _check("embedding", ids, weight, scale),
     meta=lambda ids, weight, scale: weight.new_empty((*ids.shape, weight.shape[1])),
     cost=_cost,
     limits=Limits(bound=_bound, batch={"ids": 0, "y": 1}, reduction=lambda ids, weight, scale: 1),
-    gradient=Gradient(backward="embedding_backward", grads=("weight",)),
+    # Inductor's gradient of the table would be float32 in memory, or added up in the storage dtype
+    gradient=Gradient(backward="embedding_backward", grads=("weight",), whole=True),
     dtypes={"ids": _INTEGERS},
 )
 def embedding(ids: Tensor, weight: Tensor, scale: float | None = None) -> Tensor:
@@ -80,7 +64,12 @@ def embedding(ids: Tensor, weight: Tensor, scale: float | None = None) -> Tensor
     Returns (..., D), contiguous, in weight's dtype; the product is float32, with one rounding. An id outside [0, V)
     gives a row of NaN and takes no part in the gradient; nothing outside the table is read. Raises ArgumentError.
     """
-    return _rows(ids, weight, scale)
+    inside = _inside(ids, weight)
+    if weight.shape[0] == 0:
+        return weight.new_full((*ids.shape, weight.shape[1]), math.nan)
+    rows = wide(weight)[torch.where(inside, ids, 0).long()]
+    rows = rows if scale is None else rows * scale
+    return torch.where(inside.unsqueeze(-1), rows, math.nan).to(weight.dtype)
 
 
 def _gathered(grad: Tensor, ids: Tensor, weight: Tensor) -> Tensor:

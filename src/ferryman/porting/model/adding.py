@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferryman.dispatch import state
 from ferryman.porting.model import source
 from ferryman.porting.model.proof import prove
 from ferryman.porting.model.serving import attempt
@@ -37,6 +38,11 @@ def added(module: Any, a: Any, b: Any, method: bool | None = False) -> tuple[Any
     """(module(a + b), a + b), where the program says ``a + b``, ``a.add(b)`` (method), or ``a += b`` (None). Apart
     where the module is not
     ported, has hooks or another forward, and under autocast, which adds in another dtype than a norm is computed in."""
+    if torch.compiler.is_dynamo_compiling() and not state.requests:  # Inductor fuses the two, with less to guard
+        if method is None:
+            a += b
+        total = a if method is None else a.add(b) if method else a + b
+        return module(total), total
     if method is None and not _alike(a, b):
         a += b
         return module(a), a

@@ -8,9 +8,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ferryman import ops
+from ferryman.dispatch import state
 from ferryman.ops.recognition import Gate
 from ferryman.porting.model import activations, source, spelling
 from ferryman.porting.model.adding import unaltered
@@ -30,6 +32,9 @@ def call_of(gate: Gate) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _fit(g: Any, u: Any) -> bool:
+    """Whether the op takes the two. Under torch.compile Inductor fuses them, with less for Dynamo to guard."""
+    if torch.compiler.is_dynamo_compiling() and not state.requests:
+        return False
     return (
         isinstance(g, Tensor)
         and isinstance(u, Tensor)
@@ -53,24 +58,24 @@ def _unaltered(function: Any) -> bool:
 def gated(function: Any, g: Any, u: Any) -> Any:
     """``function(g) * u`` of a module, or of a function that it holds. Hooks and another forward keep it whole: a
     fused one would not run them."""
-    known = getattr(function, ATTRIBUTE, None) or _held(function)
-    if known is None or not _fit(g, u) or not _unaltered(function):
+    known = _fit(g, u) and (getattr(function, ATTRIBUTE, None) or _held(function))
+    if not known or not _unaltered(function):
         return function(g) * u
     return known(g, u)
 
 
 def gated_last(u: Any, function: Any, g: Any) -> Any:
     """``u * function(g)``."""
-    known = getattr(function, ATTRIBUTE, None) or _held(function)
-    if known is None or not _fit(g, u) or not _unaltered(function):
+    known = _fit(g, u) and (getattr(function, ATTRIBUTE, None) or _held(function))
+    if not known or not _unaltered(function):
         return u * function(g)
     return known(g, u)
 
 
 def gated_in_place(function: Any, g: Any, u: Any) -> Any:
     """``t = function(g); t *= u``, and then t."""
-    known = getattr(function, ATTRIBUTE, None) or _held(function)
-    if known is None or not _fit(g, u) or not _unaltered(function):
+    known = _fit(g, u) and (getattr(function, ATTRIBUTE, None) or _held(function))
+    if not known or not _unaltered(function):
         product = function(g)
         product *= u
         return product

@@ -17,6 +17,7 @@ import torch
 from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions, Helper, compiled
+from ferryman.porting.model import serving
 from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.distance import flat
 from ferryman.porting.model.exact import Widened
@@ -261,7 +262,9 @@ def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     lines = [f"def {function.__name__}({', '.join(names)}):"]
-    known: dict[str, Any] = {"ops": ops, "torch": torch, "_original": function}
+    if left := serving.left(form.helper.op for form in forms):
+        lines += [f"    if {left}:", f"        return _original({', '.join(names)})"]
+    known: dict[str, Any] = {"ops": ops, "torch": torch, "_original": function, **serving.LEFT_MEANING}
     known |= meaning(forms[-1].reads)  # what a table holds is read by one form after the other
     lines.append("    " + ", ".join(f"a{i}" for i in range(len(names))) + " = " + ", ".join(names))
     for i, form in enumerate(forms):

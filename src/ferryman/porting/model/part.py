@@ -53,6 +53,8 @@ class Part:
         tests += [f"{name} is ferryman_was_{name}" for name, _ in self.fixed]
         tests += [f"type({n}) in ferryman_plain" for n in self.names]
         lines = [f"def part(self, {', '.join(given)}):"]
+        if left := serving.left([self.op], kind, self.code):
+            lines += [f"    if {left}:", f"        return ferryman_original(self, {', '.join(given)})"]
         lines += [f"    {', '.join(self.names)} = {', '.join(given)}"]
         lines += [f"    {name} = {path}" for name, path in self.own]
         lines += [f"    if {' and '.join(tests)}:"]
@@ -62,7 +64,7 @@ class Part:
         lines += [f"    return ferryman_original(self, {', '.join(given)})"]
         known = source.names_read(home, [path for _, path in self.own]) | meaning(self.reads) | current
         known |= {f"ferryman_was_{name}": value for name, value in self.fixed}
-        known |= {"ferryman_conv1d": flow.is_plain_conv1d}
+        known |= {"ferryman_conv1d": flow.is_plain_conv1d, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}
         exec(compile("\n".join(lines) + "\n", "<ferryman part>", "exec"), known)  # noqa: S102 - our own text

@@ -353,7 +353,8 @@ def role_forward(role: Role, kind: Any, served: Any = None) -> types.FunctionTyp
     """The forward of a module with a proven role; ``served``, or what its class has then, serves the other calls."""
     before, asked, expression = role.serving(kind, role.expression, role.inputs)
     meaning = serving.known(kind, role.guards, role.code, role.reads)
-    return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, kind, served)
+    left = serving.left([role.op], kind, role.code)
+    return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, kind, served, left)
 
 
 __all__ = ["Refusal", "Role", "leaf_of", "original", "own_numbers", "replace", "role_forward", "role_of"]
