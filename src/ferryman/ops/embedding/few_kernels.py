@@ -1,8 +1,9 @@
 """The gradient of a table for few ids, in one launch on a table of zeros: sorting costs the host more than the sum.
 
 A program for each place and part of the columns looks whether its id stands at an earlier place; if not, it sums the
-gradient's rows at all places that have it, in their order. Float32 until it is stored, no atomics, bitwise repeatable.
-Limit: the table's bytes, written once and once more for the rows that occur; ids are read once for each place.
+gradient's rows at all places that have it, in their order, and ends with the last. Float32 until it is stored, no
+atomics, bitwise repeatable. Limit: the table's bytes, written once and once more for the rows that occur; all ids are
+read once for each place and part.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from ferryman.ops.embedding.triton_kernels import _dense
 
 BLOCK = 256  # columns of a program at most
 TILE = 8192  # elements of the gradient that are added up at a time
-IDS = 256  # ids that are compared at a time
 WARPS = 4
 
 
@@ -44,24 +44,24 @@ def _embedding_backward_few(
     here = col < width
     row = tl.load(ids_ptr + place).to(tl.int64)
     if (row >= 0) & (row < height):
-        earlier = 0
-        for at in range(0, place, IDS):
-            other = at + tl.arange(0, IDS)
-            same = tl.load(ids_ptr + other, mask=other < place, other=-1).to(tl.int64) == row
-            earlier += tl.sum(same.to(tl.int32))
-        if earlier == 0:
-            total = tl.zeros([BLOCK], tl.float32)
-            for at in range(place, count, IDS):
-                other = at + tl.arange(0, IDS)
-                same = tl.load(ids_ptr + other, mask=other < count, other=-1).to(tl.int64) == row
-                if tl.sum(same.to(tl.int32)) > 0:
-                    for first in range(at, tl.minimum(at + IDS, count), RUN):
-                        run = first + tl.arange(0, RUN)
-                        hit = tl.load(ids_ptr + run, mask=run < count, other=-1).to(tl.int64) == row
-                        if tl.sum(hit.to(tl.int32)) > 0:
-                            places = run.to(tl.int64)[:, None] * grad_row + col[None, :]
-                            mask = hit[:, None] & here[None, :]
-                            total += tl.sum(widen(tl.load(grad_ptr + places, mask=mask, other=0.0)), 0)
+        other = tl.arange(0, IDS)
+        same = tl.load(ids_ptr + other, mask=other < count, other=-1).to(tl.int64) == row
+        # one reduction says both: an earlier place counts for more than all that are not
+        seen = tl.sum(tl.where(same, tl.where(other < place, 2 * IDS, 1), 0))
+        if seen < 2 * IDS:
+            total = widen(tl.load(grad_ptr + place.to(tl.int64) * grad_row + col, mask=here, other=0.0))
+            later = seen - 1
+            first = place + 1
+            while later > 0:
+                run = first + tl.arange(0, RUN)
+                hit = tl.load(ids_ptr + run, mask=run < count, other=-1).to(tl.int64) == row
+                hits = tl.sum(hit.to(tl.int32))
+                if hits > 0:
+                    places = run.to(tl.int64)[:, None] * grad_row + col[None, :]
+                    mask = hit[:, None] & here[None, :]
+                    total += tl.sum(widen(tl.load(grad_ptr + places, mask=mask, other=0.0)), 0)
+                later -= hits
+                first += RUN
             if SCALED:
                 total = total * scale
             tl.store(out_ptr + row * width + col, narrow(total, out_ptr.dtype.element_ty), mask=here)
@@ -75,11 +75,20 @@ def embedding_backward(grad: Tensor, ids: Tensor, weight: Tensor, scale: float |
         return out
     grad, ids = _dense(grad.reshape(count, width)), ids.contiguous()
     block = min(triton.next_power_of_2(width), BLOCK)
-    run = min(TILE // block, IDS)
+    compared = max(triton.next_power_of_2(count), 128)  # at most 2048, by the menu
+    run = min(TILE // block, compared)
     grid = (count * triton.cdiv(width, block),)
     args = (grad, ids, out, grad.stride(0), count, height, width, 1.0 if scale is None else float(scale))
     launch(
-        _embedding_backward_few, grid, *args, scale is not None, IDS, run, block, device=weight.device, num_warps=WARPS
+        _embedding_backward_few,
+        grid,
+        *args,
+        scale is not None,
+        compared,
+        run,
+        block,
+        device=weight.device,
+        num_warps=WARPS,
     )
     return out
 
@@ -95,5 +104,6 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
             for scale in (None, 2.5):
                 embedding_backward(grad, ids, weight, scale, target)
 
-    shapes = [(1, 128_256, 4096), (1016, 50_257, 768), (504, 2, 768), (512, 256_000, 5376), (5, 37, 67), (3, 5, 1)]
+    shapes = [(1, 128_256, 4096), (2048, 32_000, 4096), (1016, 50_257, 768), (504, 2, 768), (512, 256_000, 5376)]
+    shapes += [(200, 1000, 512), (5, 37, 67), (3, 5, 1)]
     return recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
