@@ -63,12 +63,23 @@ def hidden(queries: int, keys: int) -> Tensor:
     return ~torch.ones(queries, keys, dtype=torch.bool, device=GPU).tril(keys - queries)
 
 
-def judge(q: Tensor, k: Tensor, v: Tensor, causal: bool, out: Tensor, lse: Tensor, scale: float | None = None) -> None:
+def judge(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+) -> None:
     """Within the sum of the rounding of P, of the output, and of float32 sums in whatever order."""
     group, dim, keys = q.shape[1] // k.shape[1], q.shape[3], k.shape[2]
     scale = dim**-0.5 if scale is None else scale
     q64, k64, v64 = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
     scores, size = q64 @ k64.mT * scale, q64.abs() @ k64.abs().mT * scale
+    if bias is not None:
+        scores, size = scores + bias.double(), size + bias.double().abs().nan_to_num(posinf=0.0)
     if causal:
         scores = scores.masked_fill(hidden(q.shape[2], keys), -math.inf)
     want_lse = scores.logsumexp(-1)
@@ -120,6 +131,68 @@ def test_within_the_bounds_of_float64(
     judge(q, k, v, causal, out, lse)
     again = attention(q, k, v, causal, None, None, 0.0, None, target)
     assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+
+
+def biased(rows: tuple[int, int, int, int], layout: str, dtype: torch.dtype) -> Tensor:
+    """A float mask (1 or B, 1 or H, Sq, Sk) in which a fifth of the keys is hidden, and all keys of row 5."""
+    make = torch.Generator(device=GPU).manual_seed(sum(rows))
+    first = 1 if layout == "expanded" else rows[0]
+    bias = torch.randn(first, *rows[1:], device=GPU, generator=make) * 4
+    bias = bias.masked_fill(torch.rand(bias.shape, device=GPU, generator=make) < 0.2, -math.inf).to(dtype)
+    bias[:, :, 5] = -math.inf
+    if layout == "wider":
+        wide = bias.new_zeros(*bias.shape[:3], rows[3] + 24)
+        wide[..., 8 : 8 + rows[3]] = bias
+        return wide[..., 8 : 8 + rows[3]]
+    return bias.expand(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "queries", "keys", "causal", "of_bias", "layout"),
+    [
+        (2, 4, 4, 512, 512, False, (1, 4), "plain"),
+        (2, 4, 2, 333, 517, False, (2, 1), "plain"),  # rows that no descriptor stands for
+        (3, 2, 1, 129, 1000, False, (3, 2), "wider"),
+        (2, 6, 1, 1000, 1001, True, (1, 1), "wider"),
+        (3, 32, 8, 704, 704, False, (3, 32), "expanded"),
+        (40, 8, 8, 256, 384, True, (1, 8), "plain"),  # many tiles for each program
+        (2, 2, 2, 200, 1, False, (2, 2), "plain"),
+    ],
+)
+def test_a_float_mask_within_the_bounds_of_float64(
+    ran: list[str],
+    target: Any,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    causal: bool,
+    of_bias: tuple[int, int],
+    layout: str,
+    dim: int,
+    dtype: torch.dtype,
+) -> None:
+    q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
+    bias = biased((*of_bias, queries, keys), layout, dtype)
+    out, lse = attention(q, k, v, causal, None, None, 0.0, bias, target)
+    assert ran == ["attention_forward_hopper"]
+    judge(q, k, v, causal, out, lse, bias=bias)
+    assert (out[:, :, 5] == 0).all() and (lse[:, :, 5] == -math.inf).all()
+    again = attention(q, k, v, causal, None, None, 0.0, bias, target)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_mask_in_which_a_score_is_infinite_or_nan(ran: list[str], target: Any, dim: int) -> None:
+    q, k, v = made(1, 2, 2, 256, 256, dim, torch.bfloat16)
+    bias = torch.zeros(2, 256, 256, device=GPU, dtype=torch.bfloat16)
+    bias[0, 7, 9], bias[1, 8, 3] = math.nan, math.inf
+    out, _ = attention(q, k, v, False, None, None, 0.0, bias, target)
+    assert ran == ["attention_forward_hopper"]
+    assert out[0, 0, 7].isnan().all() and out[0, 1, 8].isnan().all() and int(out.isnan().any(-1).sum()) == 2
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import ferryman
 from ferryman import ops
 from ferryman.device_profiles import detect
 from ferryman.dispatch import select
@@ -65,3 +66,59 @@ def test_a_mask_stays_the_ops_where_a_gradient_is_needed() -> None:
     mask = _mask("bool", 64, 64)
     torch.compile(lambda: ops.attention(q, k, v, mask=mask), fullgraph=True, backend=looking)().sum().backward()
     assert any("ferryman.attention" in name for name in targets) and bool(torch.isfinite(q.grad).all())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_window_is_traced_as_flash_attention(causal: bool, kv_heads: int) -> None:
+    if "wgmma" not in select.target_of(detect("cuda")).features:
+        pytest.skip("traced on Hopper")
+    torch._dynamo.reset()
+    heads = (4, kv_heads, kv_heads)
+    given = [torch.randn(2, 200, n, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for n in heads]
+    grad = torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16)
+    targets: list[str] = []
+
+    def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return ops.attention(q, k, v, causal=causal, window=33)
+
+    results = []
+    for function in (torch.compile(call, fullgraph=True), torch.compile(call, fullgraph=True, backend=looking)):
+        leaves = [x.detach().requires_grad_() for x in given]
+        out = function(*leaves)
+        results.append((out, *torch.autograd.grad(out, leaves, grad)))
+    assert any("_flash_attention_forward" in name for name in targets)
+    assert not any("ferryman.attention" in name for name in targets)
+    leaves = [x.detach().double().float().requires_grad_() for x in given]
+    with ferryman.use(attention="torch.composed", attention_backward="torch.composed"):
+        out = call(*leaves)
+        wanted = (out, *torch.autograd.grad(out, leaves, grad.float()))
+    for got in results:  # 8 bits of P, dS and the results, of values of unit variance
+        for mine, right in zip(got, wanted, strict=True):
+            assert (mine.float() - right).norm() < 2.0**-7 * right.norm()
+
+
+@pytest.mark.parametrize("width", [128, 60])
+def test_narrow_values_are_traced_as_they_are(width: int) -> None:
+    if "wgmma" not in select.target_of(detect("cuda")).features:
+        pytest.skip("cuDNN is first on Hopper")
+    torch._dynamo.reset()
+    q, k = (torch.randn(2, 4, 128, 192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    v = torch.randn(2, 4, 128, width, device="cuda", dtype=torch.bfloat16)
+    grad = torch.randn(2, 4, 128, width, device="cuda", dtype=torch.bfloat16)
+    results = []
+    for function in (torch.compile(ops.attention, fullgraph=True), ops.attention):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = function(*leaves, causal=True)
+        results.append((out, *torch.autograd.grad(out, leaves, grad)))
+    leaves = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    with ferryman.use(attention="torch.composed", attention_backward="torch.composed"):
+        out = ops.attention(*leaves, causal=True)
+        wanted = (out, *torch.autograd.grad(out, leaves, grad.float()))
+    for got in results:
+        for mine, right in zip(got, wanted, strict=True):
+            assert mine.shape == right.shape and (mine.float() - right).norm() < 2.0**-7 * right.norm()

@@ -7,6 +7,9 @@ tile's Q, K and V arrive during the last one's epilogue (one program for each ti
 
 Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever the menu keeps from it.
 
+A float mask comes as tiles of 64 rows, one for each warpgroup, through a ring of its own. At D128 shared memory has
+room for one such tile and for one tile of Q, where there are two else.
+
 H200, causal bf16, against cuDNN beside it: B2 H32 S8192 D128 1.10, with 8 KV heads 1.15, B4 H32 S4096 D64 1.07 (the
 plain kernel: 0.55, 0.63, 0.68). How many heads are dealt together decides: as many as fit half of the L2 give 1.10,
 1.11, 0.98, all of them 1.00, 1.15, 1.03, four of them 0.77, 0.77, 1.00.
@@ -24,6 +27,7 @@ from __future__ import annotations
 import functools
 
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -46,6 +50,12 @@ WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
 STAGES = gl.constexpr(2)
+
+
+@triton.constexpr_function
+def _rings(HEAD_DIM, HAS_BIAS):
+    """How many tiles of Q, and of a mask, a consumer has."""
+    return 1 if HAS_BIAS and HEAD_DIM > 64 else 2
 
 
 @gluon.jit
@@ -91,20 +101,29 @@ def _softmax_block(
     first_key,
     num_keys,
     score_scale,
+    bias_tile,
+    bias_empty,
     CAUSAL: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
     EDGE: gl.constexpr,
 ):
     """(p, new row maximum in base 2, factor for what was summed before)."""
+    to_base_2 = score_scale
+    if HAS_BIAS:
+        scores = scores * score_scale + bias_tile.load(scores.type.layout).to(gl.float32)
+        gl.thread_barrier()  # all of the warpgroup have read it
+        mbarrier.arrive(bias_empty)
+        to_base_2 = _LOG2E.value
     if EDGE:
         layout: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
         keys = first_key + gl.arange(0, scores.shape[1], layout)
         scores = gl.where((keys < num_keys)[None, :], scores, float("-inf"))
         if CAUSAL:
             scores = gl.where(keys[None, :] <= position[:, None], scores, float("-inf"))
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * score_scale)  # score_scale > 0 commutes with max
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * to_base_2)  # it is above 0, and commutes with max
     # -inf: no key seen yet. +inf: the sum becomes inf and the row inf/inf = NaN. Neither may give inf - inf.
     finite_max = gl.where(gl.abs(new_max) == float("inf"), 0.0, new_max)
-    p = gl.exp2(scores * score_scale - finite_max[:, None])
+    p = gl.exp2(scores * to_base_2 - finite_max[:, None])
     return p, new_max, gl.exp2(row_max - finite_max)
 
 
@@ -148,6 +167,17 @@ def _operand(packed, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
+def _bias_slot(bias_full, step, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, HAS_BIAS: gl.constexpr):
+    """Where a worker's tile of the mask lies, once it is there; 0 without a mask."""
+    slot = 0
+    if HAS_BIAS:
+        RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
+        slot = step % RINGS * WORKERS + WORKER
+        mbarrier.wait(bias_full.index(slot), (step // RINGS) & 1)
+    return slot
+
+
+@gluon.jit
 def _consume_blocks(
     acc,
     p,
@@ -163,6 +193,9 @@ def _consume_blocks(
     k_empty,
     v_full,
     v_empty,
+    bias_ring,
+    bias_full,
+    bias_empty,
     position,
     num_keys,
     score_scale,
@@ -170,6 +203,7 @@ def _consume_blocks(
     HEAD_DIM: gl.constexpr,
     dtype: gl.constexpr,
     CAUSAL: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
     EDGE: gl.constexpr,
 ):
     """Blocks ``first`` down to ``last``: each one's softmax beside the product of the block before with V.
@@ -194,8 +228,19 @@ def _consume_blocks(
         if HEAD_DIM == 64:  # the other's turn once the scores are there: 3% faster
             _named_barrier("arrive", 8 + (WORKER + 1) % WORKERS)
         mbarrier.arrive(k_empty.index(step % STAGES))
+        bias_slot = _bias_slot(bias_full, step, WORKER, HEAD_DIM, HAS_BIAS)
         p, row_max, decay = _softmax_block(
-            scores, row_max, position, block * BLOCK_N, num_keys, score_scale, CAUSAL, EDGE
+            scores,
+            row_max,
+            position,
+            block * BLOCK_N,
+            num_keys,
+            score_scale,
+            bias_ring.index(bias_slot),
+            bias_empty.index(bias_slot),
+            CAUSAL,
+            HAS_BIAS,
+            EDGE,
         )
         row_sum = _decayed(row_sum, decay, HEAD_DIM) + _row_sums(p, HEAD_DIM)
         p = _packed(p, dtype)
@@ -219,7 +264,14 @@ def _with_sink(log_sum, sink):
 
 
 @gluon.jit
-def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr):
+def _consume(
+    arguments,
+    WORKER: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    HAS_SINKS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+):
     """64 query rows of each tile."""
     (
         out_desc,
@@ -235,6 +287,9 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
         k_empty,
         v_full,
         v_empty,
+        bias_ring,
+        bias_full,
+        bias_empty,
         num_tiles,
         num_heads,
         batch_heads,
@@ -244,6 +299,7 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
         score_scale,
     ) = arguments
     dtype: gl.constexpr = q_ring.dtype
+    Q_RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
@@ -266,9 +322,9 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             position = row + gl.arange(0, 64, row_layout) + (num_keys - num_queries)
             acc = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
             row_max = gl.full([64], float("-inf"), gl.float32, row_layout)
-            q_slot = turn % 2 * WORKERS + WORKER
+            q_slot = turn % Q_RINGS * WORKERS + WORKER
             q_tile = q_ring.index(q_slot)
-            mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
+            mbarrier.wait(q_full.index(q_slot), turn // Q_RINGS & 1)
             mbarrier.wait(k_full.index(step % STAGES), (step // STAGES) & 1)
             none = gl.zeros([64, BLOCK_N], gl.float32, score_layout)
             scores = warpgroup_mma(
@@ -276,8 +332,19 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             )
             scores = warpgroup_mma_wait(0, [scores])
             mbarrier.arrive(k_empty.index(step % STAGES))
+            bias_slot = _bias_slot(bias_full, step, WORKER, HEAD_DIM, HAS_BIAS)
             p, row_max, _ = _softmax_block(
-                scores, row_max, position, (blocks - 1) * BLOCK_N, num_keys, score_scale, CAUSAL, True
+                scores,
+                row_max,
+                position,
+                (blocks - 1) * BLOCK_N,
+                num_keys,
+                score_scale,
+                bias_ring.index(bias_slot),
+                bias_empty.index(bias_slot),
+                CAUSAL,
+                HAS_BIAS,
+                True,
             )
             row_sum = _row_sums(p, HEAD_DIM)
             p = _packed(p, dtype)
@@ -298,6 +365,9 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
                 k_empty,
                 v_full,
                 v_empty,
+                bias_ring,
+                bias_full,
+                bias_empty,
                 position,
                 num_keys,
                 score_scale,
@@ -305,6 +375,7 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
                 HEAD_DIM,
                 dtype,
                 CAUSAL,
+                HAS_BIAS,
                 True,
             )
             acc, p, row_max, row_sum, step = _consume_blocks(
@@ -322,6 +393,9 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
                 k_empty,
                 v_full,
                 v_empty,
+                bias_ring,
+                bias_full,
+                bias_empty,
                 position,
                 num_keys,
                 score_scale,
@@ -329,6 +403,7 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
                 HEAD_DIM,
                 dtype,
                 CAUSAL,
+                HAS_BIAS,
                 False,
             )
             mbarrier.arrive(q_empty.index(q_slot))
@@ -367,29 +442,36 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
 
 
 @gluon.jit
-def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
+def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: gl.constexpr):
     """One warp: everything that the consumers read."""
     (
         q_desc,
         k_desc,
         v_desc,
+        bias_desc,
         q_ring,
         k_ring,
         v_ring,
+        bias_ring,
         q_full,
         q_empty,
         k_full,
         k_empty,
         v_full,
         v_empty,
+        bias_full,
+        bias_empty,
         num_tiles,
         num_heads,
         group,
         batch_heads,
+        bias_batches,
+        bias_heads,
         heads_together,
         num_queries,
         num_keys,
     ) = arguments
+    RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
     dtype: gl.constexpr = q_ring.dtype
     q_layout: gl.constexpr = q_desc.layout
     kv_layout: gl.constexpr = k_desc.layout
@@ -418,14 +500,25 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
                 )
                 if block == blocks - 1:
                     for worker in gl.static_range(WORKERS):
-                        q_slot = turn % 2 * WORKERS + worker
-                        mbarrier.wait(q_empty.index(q_slot), turn // 2 & 1 ^ 1)
+                        q_slot = turn % RINGS * WORKERS + worker
+                        mbarrier.wait(q_empty.index(q_slot), turn // RINGS & 1 ^ 1)
                         mbarrier.expect(q_full.index(q_slot), 64 * size)
                         tma.async_copy_global_to_shared(
                             q_desc,
                             [batch, head % num_heads, row + 64 * worker, 0],
                             q_full.index(q_slot),
                             q_ring.index(q_slot)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], q_layout),
+                        )
+                if HAS_BIAS:
+                    for worker in gl.static_range(WORKERS):
+                        bias_slot = step % RINGS * WORKERS + worker
+                        mbarrier.wait(bias_empty.index(bias_slot), step // RINGS & 1 ^ 1)
+                        mbarrier.expect(bias_full.index(bias_slot), 64 * BLOCK_N * 2)
+                        tma.async_copy_global_to_shared(
+                            bias_desc,
+                            [batch % bias_batches, head % num_heads % bias_heads, row + 64 * worker, block * BLOCK_N],
+                            bias_full.index(bias_slot),
+                            bias_ring.index(bias_slot)._reinterpret(dtype, [1, 1, 64, BLOCK_N], bias_desc.layout),
                         )
                 mbarrier.wait(v_empty.index(slot), free)
                 mbarrier.expect(v_full.index(slot), BLOCK_N * size)
@@ -447,6 +540,7 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 _DYNAMIC = ["num_heads", "kv_heads", "group", "heads_together", "num_queries", "num_keys", "batch_heads", "score_scale"]
+_DYNAMIC += ["bias_batches", "bias_heads"]
 
 
 @gluon.jit(do_not_specialize=_DYNAMIC)
@@ -457,6 +551,7 @@ def attention_forward_hopper(
     out,
     lse,
     sinks,
+    bias,
     stride_qb,
     stride_qh,
     stride_qm,
@@ -469,6 +564,9 @@ def attention_forward_hopper(
     stride_ob,
     stride_oh,
     stride_om,
+    stride_bb,
+    stride_bh,
+    stride_bm,
     num_heads,
     kv_heads,
     group,
@@ -476,13 +574,16 @@ def attention_forward_hopper(
     num_queries,
     num_keys,
     batch_heads,
+    bias_batches,
+    bias_heads,
     score_scale,
     HEAD_DIM: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_SINKS: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
 ):
-    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), else anything;
-    score_scale is in base 2, above 0.
+    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), and bias (1 or B, 1 or
+    H, Sq, Sk), which is added to the scaled scores, else anything; score_scale is above 0, in base 2 without bias.
 
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
     """
@@ -495,16 +596,32 @@ def attention_forward_hopper(
     k_desc = described(k, batch, kv_heads, num_keys, stride_kb, stride_kh, stride_kn, BLOCK_N, HEAD_DIM, flat_layout)
     v_desc = described(v, batch, kv_heads, num_keys, stride_vb, stride_vh, stride_vn, BLOCK_N, HEAD_DIM, flat_layout)
     out_desc = described(out, batch, num_heads, num_queries, stride_ob, stride_oh, stride_om, 64, HEAD_DIM, flat_layout)
-    q_ring = gl.allocate_shared_memory(dtype, [2 * WORKERS, 64, HEAD_DIM], tile_layout)
+    RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
+    q_ring = gl.allocate_shared_memory(dtype, [RINGS * WORKERS, 64, HEAD_DIM], tile_layout)
     out_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
-    q_full = _barriers(2 * WORKERS, 1)
-    q_empty = _barriers(2 * WORKERS, 1)
+    q_full = _barriers(RINGS * WORKERS, 1)
+    q_empty = _barriers(RINGS * WORKERS, 1)
     k_full = _barriers(STAGES, 1)
     k_empty = _barriers(STAGES, WORKERS)
     v_full = _barriers(STAGES, 1)
     v_empty = _barriers(STAGES, WORKERS)
+    if HAS_BIAS:
+        bias_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BLOCK_N], dtype)
+        flat_bias: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, BLOCK_N], dtype)
+        bias_desc = tma.make_tensor_descriptor(
+            bias,
+            [bias_batches, bias_heads, num_queries, num_keys],
+            [stride_bb, stride_bh, stride_bm, 1],
+            [1, 1, 64, BLOCK_N],
+            flat_bias,
+        )
+        bias_ring = gl.allocate_shared_memory(dtype, [RINGS * WORKERS, 64, BLOCK_N], bias_layout)
+        bias_full = _barriers(RINGS * WORKERS, 1)
+        bias_empty = _barriers(RINGS * WORKERS, 1)
+    else:  # not read
+        bias_desc, bias_ring, bias_full, bias_empty = k_desc, k_ring, k_full, k_empty
     consumer = (
         out_desc,
         lse,
@@ -519,6 +636,9 @@ def attention_forward_hopper(
         k_empty,
         v_full,
         v_empty,
+        bias_ring,
+        bias_full,
+        bias_empty,
         num_tiles,
         num_heads,
         batch_heads,
@@ -531,19 +651,25 @@ def attention_forward_hopper(
         q_desc,
         k_desc,
         v_desc,
+        bias_desc,
         q_ring,
         k_ring,
         v_ring,
+        bias_ring,
         q_full,
         q_empty,
         k_full,
         k_empty,
         v_full,
         v_empty,
+        bias_full,
+        bias_empty,
         num_tiles,
         num_heads,
         group,
         batch_heads,
+        bias_batches,
+        bias_heads,
         heads_together,
         num_queries,
         num_keys,
@@ -551,9 +677,9 @@ def attention_forward_hopper(
     # A name would make tensors of the constants.
     gl.warp_specialize(
         [
-            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS)),
-            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS)),
-            (_produce, (producer, HEAD_DIM, CAUSAL)),
+            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS)),
+            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS)),
+            (_produce, (producer, HEAD_DIM, CAUSAL, HAS_BIAS)),
         ],
         [4, 1],
         [240, 24],
@@ -583,6 +709,16 @@ def operand(x: torch.Tensor) -> torch.Tensor:
     return x if _described(x) else x.clone(memory_format=torch.contiguous_format)
 
 
+def _bias(mask: torch.Tensor) -> torch.Tensor:
+    """A float mask as (1 or B, 1 or H, Sq, Sk) whose rows a TMA descriptor can stand for."""
+    bias = mask[(None,) * (4 - mask.dim())]
+    bias = bias[tuple(slice(1) if bias.stride(i) == 0 else slice(None) for i in (0, 1))]
+    if _described(bias):
+        return bias
+    rows = bias.new_empty((*bias.shape[:3], -(-bias.shape[3] // 8) * 8))[..., : bias.shape[3]]
+    return rows.copy_(bias)
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -605,6 +741,7 @@ def attention(
     if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
     q, k, v = operand(q), operand(k), operand(v)
+    bias = q if mask is None else _bias(mask)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for K
     # and V (B16 H32 S1024 D64: 227 us, in groups 210).
@@ -621,10 +758,12 @@ def attention(
         out,
         lse,
         lse if sinks is None else sinks.contiguous(),
+        bias,
         *_strides(q),
         *_strides(k),
         *_strides(v),
         *_strides(out.transpose(1, 2)),
+        *_strides(bias),
         heads,
         kv_heads,
         heads // kv_heads,
@@ -632,11 +771,14 @@ def attention(
         queries,
         keys,
         batch * heads,
-        scale * _LOG2E.value,
+        bias.shape[0],
+        bias.shape[1],
+        scale * (_LOG2E.value if mask is None else 1.0),
         device=q.device,
         HEAD_DIM=dim,
         CAUSAL=causal,
         HAS_SINKS=sinks is not None,
+        HAS_BIAS=mask is not None,
         num_warps=4,
     )
     return out.transpose(1, 2), lse
@@ -647,7 +789,7 @@ def runs_on(target: Target) -> bool:
 
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
-    """What `attention` compiles: causal and full, without sinks and with them."""
+    """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -657,5 +799,9 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
         for f in forms(target, kind, dims)
         if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None, None, None, None, 0.0, None)
     ]
-    sunk = [(*f[:8], torch.empty(f[0].shape[1], dtype=kind, device="meta"), *f[9:]) for f in plain]
-    return recorded([functools.partial(attention, *(*form, target)) for form in (*plain, *sunk)])
+    biased = [
+        (*f[:7], torch.empty((1, f[0].shape[1], f[0].shape[2], f[1].shape[2]), dtype=kind, device="meta"), *f[8:])
+        for f in plain
+    ]
+    sunk = [(*f[:8], torch.empty(f[0].shape[1], dtype=kind, device="meta"), *f[9:]) for f in (*plain, *biased)]
+    return recorded([functools.partial(attention, *(*form, target)) for form in (*plain, *biased, *sunk)])
