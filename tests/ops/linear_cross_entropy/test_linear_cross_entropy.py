@@ -45,13 +45,13 @@ def test_many_blocks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_block_of_logits_stays_small_beside_what_is_given() -> None:
-    """The issue's step, 8192 x 4096 x 128256 in bfloat16: all that a block takes is under a tenth."""
+    """The issue's step, 8192 x 4096 x 128256 in bfloat16: all that a block takes is under a twentieth."""
     x = torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
     weight = torch.empty(128_256, 4096, dtype=torch.bfloat16, device="meta")
     given = 2 * (x.numel() + weight.numel())
     for extra in (0, 8):
         width = blocks.width_of(8192, x, weight, extra)
-        assert width >= 1024 and 8192 * width * (2 + extra) <= given / 10
+        assert width >= 512 and 8192 * width * (2 + extra) <= given / 20
 
 
 def test_a_target_outside_gives_nan_and_none_that_counts_too() -> None:

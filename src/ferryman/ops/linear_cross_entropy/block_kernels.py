@@ -1,7 +1,8 @@
 """A projection's cross entropy by blocks of the vocabulary, for any pair of products. Host side, without a toolchain.
 
 Every block has all rows. So the weight's gradient is whole within a block, x is read once a block, and only the
-gradient of x is summed over blocks, in float32. A block's logits take at most a twelfth of x and the weight.
+gradient of x is summed over blocks, in float32. A block's logits take at most a part of x and the weight (`SHARE`), and
+so does what a block adds to the gradient of x at a time: beside its results a step takes little more than that sum.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 
-LEAST_BYTES, SHARE, STEP = 8 << 20, 12, 128
+LEAST_BYTES, SHARE, STEP = 8 << 20, 24, 128
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,13 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
+def _room(x: Tensor, weight: Tensor) -> int:
+    return max(LEAST_BYTES, (x.numel() + weight.numel()) * x.element_size() // SHARE)
+
+
 def width_of(rows: int, x: Tensor, weight: Tensor, extra: int) -> int:
     """Columns of a block."""
-    room = max(LEAST_BYTES, (x.numel() + weight.numel()) * x.element_size() // SHARE)
-    return max(STEP, room // (max(rows, 1) * (x.element_size() + extra)) // STEP * STEP)
+    return max(STEP, _room(x, weight) // (max(rows, 1) * (x.element_size() + extra)) // STEP * STEP)
 
 
 def _blocks(rows: int, x: Tensor, weight: Tensor, extra: int) -> Iterator[slice]:
@@ -102,13 +106,17 @@ def backward(
     grad_x = torch.zeros(flat.shape if need_x else 0, dtype=torch.float32, device=device)
     grad_weight = torch.zeros(weight.shape if need_weight else 0, dtype=weight.dtype, device=device)
     grad_bias = torch.zeros(0 if bias is None else bias.shape, dtype=x.dtype, device=device)
+    step = max(STEP, _room(x, weight) // max(1, flat.shape[1] * x.element_size()) // STEP * STEP)
     for block in _blocks(rows, x, weight, parts.bytes) if rows else ():
         part, shift = weight[block], None if bias is None else bias[block]
         z = parts.product(flat, part, shift, target)
         d = parts.slope(z, goal, lse, block.start, weight.shape[0], ignore_index, smoothing, z_loss, factor, target)
-        of_x, of_weight, of_bias = parts.gradients(d, flat, part, shift, need_x, need_weight, target)
-        if need_x:
-            grad_x += of_x
+        for first in range(0, rows, step) if need_x else ():
+            some = slice(first, min(first + step, rows))
+            grad_x[some] += parts.gradients(d[some], flat[some], part, None, True, False, target)[0]
+        if not need_weight and bias is None:
+            continue
+        _, of_weight, of_bias = parts.gradients(d, flat, part, shift, False, need_weight, target)
         if need_weight:
             torch.mul(of_weight, scale, out=grad_weight[block])
         if bias is not None:
