@@ -51,7 +51,8 @@ class Role:
     the expression calls beside ``op``, once each. required: how many inputs a call must give, whatever the forward's
     signature says. tensors: of the module, that the proof drew; absent: its parameters and buffers that were None;
     state: its attributes whose values the proof had; read: those that ``expression`` reads, of which it had the type;
-    code: attributes of its class that the forward comes to; reads: names of files that it reads.
+    code: attributes of its class that the forward comes to; reads: names of files that it reads. alone: a test of
+    calls that go to the module's own code, where that is one call (`serving.little`).
     """
 
     op: str
@@ -73,6 +74,7 @@ class Role:
     read: frozenset[str] = frozenset()
     code: tuple[str, ...] = ()
     reads: tuple[Read, ...] = ()
+    alone: str = ""
 
     def on(self, module: nn.Module) -> Role:
         """The role with what it needs of a module that it was proven for. Raises Unproven as `contents_tests` does."""
@@ -215,11 +217,27 @@ def _shown(
         candidate.added if added else "",
         candidate.added_op if added else "",
         reads=tuple(trace.reads),
+        alone=_alone(functools.partial(original, followed, twin, names, False), twin, names, candidate),
     )
     try:
         return role.on(module)
     except Unproven as error:
         return Refusal(str(error))
+
+
+def _alone(run: Callable[..., Any], twin: dict[str, Any], names: Sequence[str], candidate: Candidate) -> str:
+    """`serving.little` of a call, where the module's own code is one call of PyTorch's; empty where it is more."""
+    tensors = tensors_of(twin, names, 5)
+    if candidate.rows:
+        given = next(iter(beyond.ids(tensors[names.index(candidate.rows)].shape[0], ())))
+    else:
+        given = next(shaped(beyond.inputs_of(candidate.width), twin, candidate))
+    if candidate.gate or not serving.is_one_call(run, given, *tensors):
+        return ""
+    table = f"ferryman_own_{candidate.rows}" if candidate.rows else None
+    return (
+        f"ferryman_little({', '.join(['x', str(table), *(f'ferryman_own_{n}' for n in names if n != candidate.rows)])})"
+    )
 
 
 def _tests(
@@ -354,6 +372,8 @@ def role_forward(role: Role, kind: Any, served: Any = None) -> types.FunctionTyp
     before, asked, expression = role.serving(kind, role.expression, role.inputs)
     meaning = serving.known(kind, role.guards, role.code, role.reads)
     left = serving.left([role.op], kind, role.code)
+    if role.alone:
+        asked = f"{asked} and (ferryman_compiling() or not {role.alone})"
     return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, kind, served, left)
 
 

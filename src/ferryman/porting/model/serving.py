@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.overrides import TorchFunctionMode
 
 from ferryman import ops
-from ferryman.dispatch import registry, state
+from ferryman.dispatch import registry, select, state
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import source
 from ferryman.porting.model.leaf import is_setting
@@ -45,6 +46,35 @@ def left(ops_served: Iterable[str], kind: Any = None, code: Iterable[str] = ()) 
     tests, _ = source.still(kind, [name for name in code if name != "forward"])
     tests += ["not torch.is_grad_enabled()"] if any(op.gradient.whole for op in known) else []
     return " and ".join(["ferryman_compiling() and not ferryman_state.requests", *tests])
+
+
+def is_one_call(run: Callable[..., Any], *given: Tensor) -> bool:
+    """Whether code calls one function of PyTorch's, beside reading what a tensor is."""
+    seen: list[str] = []
+
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Seeing():
+        run(*given)
+    return len([name for name in seen if name != "__get__"]) == 1
+
+
+def little(x: Tensor, table: Tensor | None, *tensors: Tensor | None) -> bool:
+    """Whether a gradient is wanted of so little that one call of PyTorch's takes the host less time than a Function of
+    ours, which passes what a kernel saves (the profile's thresholds.autograd.bytes). table: of which x names rows."""
+    if not torch.is_grad_enabled():
+        return False
+    given = [t for t in (x, table, *tensors) if t is not None]
+    limit = select.profile_for(x.device).thresholds.get(select.AUTOGRAD_BYTES)
+    if limit is None or not any(t.requires_grad for t in given):
+        return False
+    read = sum(t.numel() * t.element_size() for t in given if t is not table)
+    if table is not None:
+        read += 2 * x.numel() * table.shape[-1] * table.element_size()
+    return read <= limit
 
 
 def condition(
@@ -90,6 +120,7 @@ def known(
         "ferryman_plain": PLAIN,
         "ferryman_refused": ArgumentError,
         "ferryman_same": same,
+        "ferryman_little": little,
     }
     return names | ours | current | meaning(reads)
 
