@@ -36,7 +36,7 @@ def meta(length: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[
         (128, 96, "triton.parallel", "triton.gradients"),
         (127, 128, "triton.chunked", "triton.chunked"),
         (2048, 256, "triton.chunked", "triton.chunked"),
-        (1, 128, "triton.recurrent", "triton.chunked"),
+        (1, 128, "triton.recurrent", "triton.recurrent"),
     ],
 )
 def test_two_chunks_or_more_go_to_the_line_that_takes_them_at_once(

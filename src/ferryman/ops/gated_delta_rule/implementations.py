@@ -38,6 +38,15 @@ IMPLEMENTATIONS = menu(
     Implementation(op=_OP, name="triton.chunked", batch_invariant=True, replayable=True),
     Implementation(
         op=_BACKWARD,
+        name="triton.recurrent",
+        where="few_kernels",
+        when=(_STATE, _FEW),
+        batch_invariant=True,
+        replayable=True,
+        partial=True,
+    ),
+    Implementation(
+        op=_BACKWARD,
         name="triton.gradients",
         where="gradient_kernels",
         when=(_NARROW, _MANY),
