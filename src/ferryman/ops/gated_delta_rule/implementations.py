@@ -18,9 +18,9 @@ IMPLEMENTATIONS = menu(
     "ferryman.ops.gated_delta_rule",
     Implementation(op=f"{_OP} {_BACKWARD}", name="torch", composed=True),
     Implementation(
-        op=_OP,
+        op=f"{_OP} {_BACKWARD}",
         name="triton.recurrent",
-        where=":recurrent",
+        where="few_kernels",
         when=(_STATE, _FEW),
         batch_invariant=True,
         replayable=True,
@@ -36,15 +36,6 @@ IMPLEMENTATIONS = menu(
         partial=True,
     ),
     Implementation(op=_OP, name="triton.chunked", batch_invariant=True, replayable=True),
-    Implementation(
-        op=_BACKWARD,
-        name="triton.recurrent",
-        where="few_kernels",
-        when=(_STATE, _FEW),
-        batch_invariant=True,
-        replayable=True,
-        partial=True,
-    ),
     Implementation(
         op=_BACKWARD,
         name="triton.gradients",

@@ -3,8 +3,7 @@
 `triton.chunked` goes chunk after chunk. Its part of the state lies where the final one goes, and is read and written a
 block of keys at a time: in registers, with operands of three tf32 products, it spilled on every NVIDIA device. Products
 are of float32 operands, by tl.dot, as three of tf32 on the matrix units of NVIDIA and as float32 on those of AMD.
-Corrections are found by substitution. `triton.recurrent` goes token after token, for few of them, with the state in
-registers. Nothing is rounded on the way to y.
+Corrections are found by substitution. Nothing is rounded on the way to y.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded, strides
-from ferryman.backends.triton_lang import exp, inverse_root, narrow, widen
+from ferryman.backends.triton_lang import exp, narrow, widen
 from ferryman.ops.gated_delta_rule.chunk_kernels import _begin, _factors, _onward, _place, _products, _solved, _tile
 
 
@@ -117,82 +116,6 @@ def _chunked(
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["length"])
-def _recurrent(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    g_ptr,
-    beta_ptr,
-    state_ptr,
-    y_ptr,
-    final_ptr,
-    scale,
-    length,
-    heads,
-    shared,
-    width,
-    dim,
-    q_b,
-    q_l,
-    q_h,
-    q_k,
-    k_b,
-    k_l,
-    k_h,
-    k_k,
-    v_b,
-    v_l,
-    v_h,
-    v_v,
-    g_b,
-    g_l,
-    g_h,
-    t_b,
-    t_l,
-    t_h,
-    s_b,
-    s_h,
-    s_k,
-    s_v,
-    NORM: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    sample, head, column = _place(heads, dim, BLOCK_V)
-    group = head // shared
-    n = tl.arange(0, BLOCK_K)
-    inside = (n < width)[:, None] & (column < dim)[None, :]
-    state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-    if state_ptr is not None:
-        state_ptr += sample * s_b + head * s_h
-        state = widen(tl.load(state_ptr + n[:, None] * s_k + column[None, :] * s_v, mask=inside, other=0.0))
-    q_ptr += sample * q_b + group * q_h
-    k_ptr += sample * k_b + group * k_h
-    v_ptr += sample * v_b + head * v_h
-    beta_ptr += sample * t_b + head * t_h
-    if g_ptr is not None:
-        g_ptr += sample * g_b + head * g_h
-    y_ptr += (sample * length * heads + head) * dim
-    for t in tl.range(0, length, num_stages=1):
-        at = tl.full([], 1, tl.int64) * t
-        k = widen(tl.load(k_ptr + at * k_l + n * k_k, mask=n < width, other=0.0))
-        q = widen(tl.load(q_ptr + at * q_l + n * q_k, mask=n < width, other=0.0))
-        v = widen(tl.load(v_ptr + at * v_l + column * v_v, mask=column < dim, other=0.0))
-        beta = widen(tl.load(beta_ptr + at * t_l))
-        if g_ptr is not None:
-            state = state * exp(widen(tl.load(g_ptr + at * g_l)))
-        if NORM:
-            k = k * inverse_root(tl.sum(k * k, 0) + 1e-6)
-            q = q * inverse_root(tl.sum(q * q, 0) + 1e-6)
-        d = beta * (v - tl.sum(state * k[:, None], 0))
-        state += k[:, None] * d[None, :]
-        y = tl.sum(state * (q * scale)[:, None], 0)
-        tl.store(y_ptr + at * (heads * dim) + column, narrow(y, y_ptr.dtype.element_ty), mask=column < dim)
-    final_ptr += (sample * heads + head) * width * dim
-    tl.store(final_ptr + n[:, None] * dim + column[None, :], state, mask=inside)
-
-
 def _power(n: int, most: int, least: int = 16) -> int:
     return max(least, min(triton.next_power_of_2(n), most))
 
@@ -264,24 +187,6 @@ def gated_delta_rule(
     return _launch(_chunked, q, k, v, g, beta, initial_state, scale, options, _power(v.shape[3], 32), 4)
 
 
-def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    scale: float | None,
-    qk_l2norm: bool,
-    target: Target,
-) -> tuple[Tensor, Tensor]:
-    """A token at a time; few columns a program, so that one sequence keeps a device busy."""
-    block_k = _power(q.shape[3], 256, 1)
-    block_v = _power(v.shape[3], 16, 1)
-    options = (qk_l2norm, block_k)
-    return _launch(_recurrent, q, k, v, g, beta, initial_state, scale, options, block_v, 4 if block_k > 64 else 1)
-
-
 # What `ferryman compile` accepts of `_chunked`: bytes a thread on NVIDIA, registers on AMD. All others spill nothing.
 _SPILLS = {
     ("sm_100", "float32"): 16,
@@ -291,7 +196,7 @@ _SPILLS = {
 
 
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:
-    """Qwen3-Next's heads, wider keys and small odd ones; many tokens and one; with a decay and without."""
+    """Qwen3-Next's heads, wider keys and small odd ones; with a decay and without."""
     kind = getattr(torch, dtype)
 
     def calls(length: int, shared: int, heads: int, width: int, dim: int, gate: bool, state: bool, norm: bool) -> None:
@@ -300,18 +205,14 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         beta = torch.empty(2, length, heads, dtype=kind, device="meta")
         g = torch.empty(2, length, heads, dtype=torch.float32, device="meta") if gate else None
         kept = torch.empty(2, heads, width, dim, dtype=torch.float32, device="meta") if state else None
-        run = recurrent if length <= 16 else gated_delta_rule
-        run(q, q, v, g, beta, kept, None, norm, target)
+        gated_delta_rule(q, q, v, g, beta, kept, None, norm, target)
 
     shapes: tuple[tuple[Any, ...], ...] = (
         (2048, 16, 32, 128, 128, True, False, True),
         (2048, 16, 32, 128, 128, True, True, True),
         (2048, 16, 16, 256, 256, False, True, False),
         (37, 3, 3, 11, 13, True, True, True),
-        (1, 16, 32, 128, 128, True, True, True),
-        (7, 16, 16, 256, 256, False, False, False),
-        (3, 3, 3, 11, 13, True, True, True),
     )
     found = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
     few = _SPILLS.get((target.arch, dtype), 0)
-    return [replace(one, spills_allowed=few if one.name == "_chunked" else 0) for one in found]
+    return [replace(one, spills_allowed=few) for one in found]
