@@ -73,7 +73,9 @@ def added(module: Any, a: Any, b: Any, method: bool | None = False) -> tuple[Any
 def _learns_little(a: Any, b: Any) -> bool:
     """Whether a gradient is wanted of so little that PyTorch's own two calls take the host less time than a Function of
     ours, which passes what one kernel saves (the profile's thresholds.autograd.bytes)."""
-    if not (isinstance(a, Tensor) and torch.is_grad_enabled() and (a.requires_grad or getattr(b, "requires_grad", 0))):
+    if not (
+        isinstance(a, Tensor) and torch.is_grad_enabled() and (a.requires_grad or getattr(b, "requires_grad", False))
+    ):
         return False
     limit = select.profile_for(a.device).thresholds.get(select.AUTOGRAD_BYTES)
     return limit is not None and 2 * a.numel() * a.element_size() <= limit
