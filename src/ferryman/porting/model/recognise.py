@@ -231,7 +231,8 @@ def _alone(run: Callable[..., Any], twin: dict[str, Any], names: Sequence[str], 
     if candidate.rows:
         given = next(iter(beyond.ids(tensors[names.index(candidate.rows)].shape[0], ())))
     else:
-        given = next(shaped(beyond.inputs_of(candidate.width), twin, candidate))
+        width = twin["ferryman_cut"].get(candidate.width, candidate.width)
+        given = next(shaped(beyond.inputs_of(width, candidate.axis), twin, candidate))
     if candidate.gate or not serving.is_one_call(run, given, *tensors):
         return ""
     table = f"ferryman_own_{candidate.rows}" if candidate.rows else None
