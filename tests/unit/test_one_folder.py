@@ -42,7 +42,7 @@ OTHERWISE = {
     "porting/fingerprint/routes.py": {"matmul", "'matmul'"},  # PyTorch's
     "porting/fingerprint/tree.py": {"'interleaved'"},
     "porting/graph": {"alpha", "'chunk'", "'norm'", "'rows'"},  # PyTorch's functions and a view
-    "porting/inputs/cases.py": {"'mask'"},  # the fill of booleans
+    "porting/inputs/cases.py": {"'mask'", "'rows'"},  # the fill of booleans; a layout
     "porting/inputs/fills.py": {"'mask'", "'rows'"},
     "porting/judging/gates.py": {"'down'", "'up'"},
     "porting/judging/reading.py": {"'rows'"},

@@ -87,7 +87,8 @@ class Case:
     ``exact``: every partial result is representable whatever the order, so the result must be the oracle's, rounded,
     bit for bit (gate G1). ``inexact``: for what that does not hold: outputs (of the op or its backward), storage
     dtypes, declared roundings and accumulation classes. ``cotangent``: the fill of the gradients that a backward gets.
-    ``saved``: the layout of a saved output that stands in an argument's place, for a backward.
+    ``saved``: the layout of a saved output that stands in an argument's place, for a backward. ``gradients``: that of
+    the gradients that a backward gets; None: the first tensor's for those of as many dimensions, else contiguous.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Case:
     inexact: tuple[str, ...] = ()
     cotangent: str | None = None
     saved: str = "contiguous"
+    gradients: str | None = None
 
 
 @dataclass(frozen=True)

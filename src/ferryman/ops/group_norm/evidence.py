@@ -63,6 +63,12 @@ def _blocks(d: Draw) -> Tensor:
     return 4 * _level(place // _BLOCK + group) + d.normal()
 
 
+def _thirds(d: Draw) -> Tensor:
+    """The last third lies apart: nearly all of the variance is that of parts' means, whose weights are no integers."""
+    place = _places(d)[1]
+    return torch.where(place < int(place.max()) * 2 // 3, -4.0, 8.0) + d.normal() / 8
+
+
 def _planted(d: Draw) -> Tensor:
     """Groups in turn: clean, with a NaN, with +Inf, with -Inf, with both."""
     group, place = _places(d)
@@ -86,6 +92,7 @@ _FILLS = (
     Fill("steps", "the same, constant for 512 values each", _steps, independent=False),
     Fill("plateaus", "a group's integer everywhere", _plateaus, independent=False),
     Fill("blocks", "normal about a level for every 512 values of a group", _blocks),
+    Fill("thirds", "a normal number / 8 about -4, about 8 in the last third of a group", _thirds),
     Fill("groups_nonfinite", "normal, NaN and Infs in four groups of five", _planted),
     Fill("groups_between", "1 + 2^-10 / 3, + and - in turn", _between, independent=False),
 )
@@ -162,6 +169,7 @@ def _cases() -> Sequence[Case]:
         "long_offset": _call((1, 5, 3003), 1, "none", "offset"),
         "long_tiny": _call((1, 2, 20_481), 2, "none", "tiny", eps=1e-7),
         "long_channels": _call((1, 700, 17), 1, "weight", "blocks", own="hundreds"),
+        "long_thirds": _call((1, 1, 6144), 1, "none", "thirds"),
         "long_between": _call((1, 2, 10_240), 1, "none", "groups_between", eps=16.0),
     }
     cases = [Case(name, args) for name, args in small.items()]

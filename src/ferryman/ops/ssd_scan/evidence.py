@@ -88,6 +88,8 @@ def _cases() -> Sequence[Case]:
         "deep_steps": _call(1, 24, 2, 8, 1, 8, dt="moderate"),
         "float32_result": _call(1, 37, 4, 8, 2, 16, state=True, wide=True),
         "limits": _call(1, 21, 2, 8, 1, 8, state=True, low=0.3, high=1.5),
+        "limits_few": _call(1, 5, 2, 8, 1, 8, state=True, low=0.3, high=1.5),
+        "limits_chunks": _call(1, 66, 2, 8, 1, 8, state=True, low=0.3, high=1.5),
         "least_step": _call(1, 21, 2, 8, 1, 8, False, low=0.5, biased=False),
         "no_decay": _call(1, 33, 2, 8, 1, 8, False, dt="step", a="zeros", biased=False),
     }

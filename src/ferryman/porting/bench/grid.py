@@ -65,7 +65,12 @@ def on_meta(op: Primitive, case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
         values.append(_without_data(case.args.get(parameter.name, parameter.default), dtype))
     if forward is op:
         return tuple(values)
-    return _backwards(op, forward, values, as_tuple(forward.meta(*values)), torch.empty_like)
+
+    def gradient(like: Tensor) -> Tensor:
+        layout = case.gradients
+        return torch.empty_like(like) if layout is None else laid_on_meta(tuple(like.shape), like.dtype, layout)
+
+    return _backwards(op, forward, values, as_tuple(forward.meta(*values)), gradient)
 
 
 def _without_data(value: Any, dtype: torch.dtype) -> Any:

@@ -62,6 +62,7 @@ def recorded(primitive: Primitive, case: Case) -> CaseRecord:
         inexact=list(case.inexact),
         cotangent=case.cotangent,
         saved=case.saved,
+        gradients=case.gradients,
         args=args,
     )
 
@@ -76,7 +77,8 @@ def case_of(record: CaseRecord) -> Case:
             args[name] = getattr(torch, value.scalar_type)
         else:
             args[name] = value
-    return Case(record.case, args, record.tier, record.exact, tuple(record.inexact), record.cotangent, record.saved)
+    stated = record.cotangent, record.saved, record.gradients
+    return Case(record.case, args, record.tier, record.exact, tuple(record.inexact), *stated)
 
 
 @cache

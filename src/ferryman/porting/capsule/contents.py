@@ -65,6 +65,7 @@ class CaseRecord(Part):
     inexact: list[Name] = Field(default=[], max_length=64)
     cotangent: Name | None = None
     saved: Name = "contiguous"
+    gradients: Name | None = None
     args: dict[Identifier, Argument] = Field(max_length=64)
 
 

@@ -16,6 +16,7 @@ from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs.fills import DTYPES, Buffer, Draw, fill
 
 __all__ = [
+    "APART",
     "TIERS",
     "Arguments",
     "arguments",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 TIERS = ("small", "standard")
+APART = ("rows", "last")  # layouts of gradients beside a first tensor without gaps
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,17 @@ class Arguments:
 
 def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
     """The cases of one tier. A backward has its forward's; those with ``need_...`` switches get one with each off (an
-    optional tensor's in each case that has it), and optional gradients are absent in every other case."""
+    optional tensor's in each case that has it), and optional gradients are absent in every other case. Last come two of
+    its usual case, whose gradients lie in memory as no other tensor does: strides are not taken for another's unseen.
+    """
     forward = forward_of(primitive)
     if forward is None:
         return [c for c in registry.evidence(primitive).cases() if c.tier == tier]
     cases = []
     needs = [n for n in primitive.names if n.startswith("need_")]
     optional = [n for n in output_gradients(primitive, forward) if primitive.types[n] == "Tensor?"]
-    for index, case in enumerate(c for c in registry.evidence(forward).cases() if c.tier == tier):
+    own = [c for c in registry.evidence(forward).cases() if c.tier == tier]
+    for index, case in enumerate(own):
         there = {n: case.args.get(n.removeprefix("need_")) is not None for n in needs}
         extra: dict[str, Any] = there | dict.fromkeys(optional, index % 2 == 1)
         cases.append(replace(case, args={**case.args, **extra}))
@@ -76,7 +81,20 @@ def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
             if there[name] if forward.types[name.removeprefix("need_")] == "Tensor?" else index == 0:
                 args = {**case.args, **extra, name: False}
                 cases.append(replace(case, name=f"{case.name}_without_{name}", args=args))
+    usual = max(own, key=_strides, default=None) if tier == "small" else None
+    if usual is not None and _strides(usual) > 1:
+        args = {**usual.args, **{n: usual.args.get(n.removeprefix("need_")) is not None for n in needs}}
+        args |= dict.fromkeys(optional, True)
+        cases += [replace(usual, name=f"{usual.name}_gradients_{kind}", args=args, gradients=kind) for kind in APART]
     return cases
+
+
+def _strides(case: Case) -> int:
+    """How many strides of a case's first tensor tell it from one that lies in another way; three are enough."""
+    first = next(iter(specs_of(case)), None)
+    if first is None or first.layout not in ("contiguous", "heads") or 0 in first.shape:
+        return 0
+    return min(sum(n > 1 for n in first.shape), 3)
 
 
 def output_gradients(backward: Primitive, forward: Primitive) -> dict[str, int]:
@@ -163,7 +181,7 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
                 values.append(None)
                 continue
             like = declared[index]
-            layout = first.layout if like.dim() == len(first.shape) else "contiguous"
+            layout = case.gradients or (first.layout if like.dim() == len(first.shape) else "contiguous")
             draw = Draw.of(seed, primitive.name, case.name, name, tuple(like.shape), like.dtype, device)
             content = _content(case, primitive.name, _cotangent(case), draw)
             buffers[name] = Buffer.around(content, like.dtype, layout)

@@ -18,7 +18,7 @@ from ferryman.errors import EvidenceError, UnknownName
 from ferryman.ops.domain import Choose, Domain, Form, Sizes, Symbols
 from ferryman.ops.evidence import Evidence
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
-from ferryman.porting.inputs.cases import forward_of, output_gradients
+from ferryman.porting.inputs.cases import APART, forward_of, output_gradients
 from ferryman.porting.inputs.fills import DTYPES, strided
 from ferryman.porting.inputs.fills import fill as filled
 
@@ -33,6 +33,7 @@ __all__ = [
     "name_of",
     "numbered",
     "numbers",
+    "refilled",
     "undrawable",
     "variants",
 ]
@@ -60,7 +61,8 @@ def case(op: Primitive, choose: Choose, sizes: Sizes | None = None, name: str = 
     dtype = choose(evidence.dtypes)
     if evidence.fuzz is not None and evidence.fuzz.defined is not None:
         evidence.fuzz.defined(args, dtype)
-    return Case(name, args), dtype
+    gradients = None if forward is op else choose((None, *APART, "offset"))
+    return Case(name, args, gradients=gradients), dtype
 
 
 def _drawn(evidence: Evidence, op: Primitive, choose: Choose, sizes: Sizes) -> dict[str, Any]:
@@ -157,14 +159,18 @@ def variants(
 ) -> Iterator[tuple[Case, torch.dtype]]:
     """``templates`` cases, each with ``each`` different contents: few shapes, strides and dtypes, so that a compiler of
     specialised kernels is called as often as there are templates."""
-    domain = domain_of(op)
     for t, (template, dtype) in enumerate(cases(op, templates, seed, sizes)):
         for i in range(each):
-            draw = random.Random(f"{seed}/{op.name}/{t}/{i}")
-            args = dict(template.args)
-            if domain is not None:
-                args = _refilled(domain, args, dtype, draw.choice)
-            yield Case(f"fuzz_{t}_{i}", args), dtype  # its name alone makes other contents
+            yield refilled(op, template, dtype, f"{t}_{i}", seed), dtype
+
+
+def refilled(op: Primitive, template: Case, dtype: torch.dtype, which: str, seed: int = 0) -> Case:
+    """A case with other contents, ``which`` of them: of other fills, where the op has a domain."""
+    domain, draw = domain_of(op), random.Random(f"{seed}/{op.name}/{which.replace('_', '/')}")
+    args = dict(template.args)
+    if domain is not None:
+        args = _refilled(domain, args, dtype, draw.choice)
+    return replace(template, name=f"fuzz_{which}", args=args)  # its name alone makes other contents
 
 
 def _refilled(domain: Domain, args: dict[str, Any], dtype: torch.dtype, choose: Choose) -> dict[str, Any]:
