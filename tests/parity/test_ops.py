@@ -11,7 +11,7 @@ from parity_support import CPU, DTYPES, OPS, check, strict
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench.grid import on_meta
-from ferryman.porting.inputs.cases import as_tuple, cases_of, forward_of
+from ferryman.porting.inputs.cases import arguments, as_tuple, cases_of, forward_of, output_gradients
 from ferryman.porting.judging import metrics
 from ferryman.porting.judging.parity import check_cell, prepare
 from ferryman.porting.judging.results import GateName
@@ -66,6 +66,25 @@ def test_a_backward_is_tried_on_all_its_forwards_cases(op: str) -> None:
     forward = forward_of(backward)
     assert forward is not None
     assert {c.name for c in cases_of(backward)} >= {c.name for c in cases_of(forward)}
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if forward_of(registry.primitive(op)) is not None])
+def test_some_gradients_lie_as_no_other_tensor_does(op: str) -> None:
+    """Strides taken for another tensor's would go unseen: any layout of a case is its gradients', too."""
+    backward = registry.primitive(op)
+    forward = forward_of(backward)
+    assert forward is not None
+    apart = [c for c in cases_of(backward) if c.gradients is not None]
+    assert [c.gradients for c in apart] == ["rows", "last"]
+    for case in apart:
+        args = arguments(case, backward, torch.float32, 0, CPU)
+        gradients = output_gradients(backward, forward)
+        assert all(args.values[backward.names.index(name)] is not None for name in gradients)
+        other = {(b.tensor.shape, b.tensor.stride()) for name, b in args.buffers.items() if name not in gradients}
+        for name in gradients:
+            tensor = args.buffers[name].tensor
+            plain = tensor.dim() < (2 if case.gradients == "rows" else 1) or tensor.numel() < 2
+            assert plain or (tensor.shape, tensor.stride()) not in other
 
 
 def honest_silu(gate: torch.Tensor, up: torch.Tensor, target: object) -> torch.Tensor:

@@ -19,6 +19,7 @@ from ferryman.backends import simt_offline
 from ferryman.backends.simt import Unit
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
 from ferryman.porting import selftest
 from ferryman.porting.mutate import cpp, python, rewrites, rules, sources, units
 from ferryman.porting.mutate.edits import EditError, spread
@@ -202,6 +203,62 @@ def test_what_the_budget_does_not_decide_is_not_run_and_said(monkeypatch: pytest
     assert record is not None and record.outcome == "caught" and not record.undecided
 
 
+def test_on_too_few_draws_nothing_is_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = planting.catalogue(["softmax"], 1, backend="torch")[0].right()
+    mutant, cells = _edited(right, right)
+    cells.cases = cells.cases[:2]
+    for draws, outcome in ((report.DRAWS - 1, "not run"), (report.DRAWS, "equivalent")):
+        monkeypatch.setattr(session, "_drawn", lambda *_, n=draws: session._Drawn(n, True, None))
+        record = session.evaluate(mutant, right, cells, cells.setting, False)
+        assert record is not None and record.outcome == outcome
+        assert record.undecided == (outcome == "not run")
+        assert outcome == "equivalent" or "for want of 200 draws" in str(record.reason)
+
+
+def test_a_line_for_part_of_the_calls_is_edited_and_tried_on_these() -> None:
+    """Its domain's draws are too short for it: its own cases come after them, with other contents."""
+    (line,) = sources.lines_of("ssd_scan", "triton.parallel")
+    mutants = planting.catalogue(["ssd_scan", "softmax"], 12, 0, "triton", line.name)
+    assert len(mutants) == 12 and {m.line for m in mutants} == {line}
+    assert any(m.edit and m.edit.file.endswith("parallel_kernels.py") for m in mutants)
+    with pytest.raises(ArgumentError, match=r"interpreter can run; there are .*triton\.recurrent"):
+        selftest.run(["ssd_scan"], honest_runs=0, device="cpu", implementation="triton.none")
+    cells = Cells("ssd_scan", judging.Setting(CPU, detect(CPU)), 0, "triton", line)
+    served = {case.name for case, _ in cells.order()}
+    assert "limits_chunks" in served and "limits_few" not in served
+    drawn = list(cells._drawn())
+    own = [case for case, _ in drawn if case.name.startswith("fuzz_own_")]
+    assert len(own) == 2 * report.DRAWS and min(case.args["x"].shape[1] for case in own) > 64
+    assert len({case.name for case, _ in drawn}) == len(drawn)
+
+
+def test_a_barrier_is_not_decided_where_it_orders_nothing() -> None:
+    waits = [m for m in planting.catalogue(["rope_"], None, 0, "triton") if m.operator == "wait removed"]
+    here, absent = runner._left(waits, CPU, detect(CPU))
+    assert waits and not here
+    assert {r.outcome for r in absent} == {"not run"} and "a barrier orders nothing" in str(absent[0].reason)
+
+
+def test_a_short_edit_says_its_line() -> None:
+    known = {m.edit.old: m for m in planting.catalogue(["softmax"], None, 0, "triton") if m.edit}
+    short = next(m for old, m in known.items() if len(old) < 10)
+    record = session.new_record(short)
+    assert short.edit and record.place and " ".join(short.edit.old.split()) in record.place
+    assert record.change == f"{' '.join(short.note.split())} in {record.place}"
+    assert record.kernel == f"softmax.{short.line.name}.{short.edit.function}"
+    long = session.new_record(next(m for old, m in known.items() if len(old) > 40))
+    assert long.place is None and long.change == " ".join(long.note.split())
+
+
+def test_storage_arithmetic_is_that_of_the_logits() -> None:
+    """A loss's gradient is float32 and comes first: nothing was rounded, and the mutant was called equivalent."""
+    cells = Cells("cross_entropy_backward", judging.Setting(CPU, detect(CPU)), 0, "torch")
+    known = planting.catalogue(["cross_entropy_backward"], 1, backend="torch")
+    (mutant,) = (m for m in known if m.name == "in_storage_precision")
+    record = session.evaluate(mutant, mutant.right(), cells, cells.setting, False)
+    assert record is not None and record.outcome == "caught"
+
+
 def test_an_undecided_edit_is_taken_up_again(tmp_path: Path) -> None:
     stamp, file = {"selftest": 2}, tmp_path / "kept.jsonl"
     journal = runner.Journal(file, stamp)
@@ -275,7 +332,7 @@ def test_few_edits_of_several_kernels_have_every_operator() -> None:
 def test_an_edit_of_cpp_changes_the_units_that_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its file has no code in a unit, nothing is compiled; where the code is the same, nothing runs."""
     edit = next(e for e in units.candidates("softmax") if e.file == "softmax.cuh" and e.operator == "sign")
-    text = units._text(edit.file)
+    text = units.text_of(edit.file)
     unit = Unit("k", f'#line 1 "softmax.cuh"\n{text}\nKERNEL')
     edited_unit = units.edited(unit, edit)
     assert edited_unit.source == unit.source.replace(text, edit.apply(text)) != unit.source

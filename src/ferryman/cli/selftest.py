@@ -11,7 +11,7 @@ import typer
 from ferryman.cli import documents, output
 from ferryman.cli.place import place
 from ferryman.errors import ArgumentError
-from ferryman.porting.selftest import SelfTest, run, succeeded
+from ferryman.porting.selftest import SelfTest, equivalents, run, succeeded
 from ferryman.porting.selftest.planting import EDITS, Backend
 from ferryman.porting.selftest.report import (
     MOST_EQUIVALENT,
@@ -40,6 +40,9 @@ def selftest(
     backend: Annotated[
         Backend | None,
         typer.Option(help="torch: rules and definitions; triton: edits of sources; hip: of C++, simulated."),
+    ] = None,
+    implementation: Annotated[
+        str | None, typer.Option(help="Edits of this Triton line alone, on the calls that it serves.")
     ] = None,
     budget: Annotated[
         float | None,
@@ -87,6 +90,7 @@ def selftest(
             plant_seed=planted,
             backend=backend,
             budget=budget,
+            implementation=implementation,
         )
     text = dumps(document)
     if as_json:
@@ -145,11 +149,13 @@ def _fates(document: SelfTest) -> None:
     if missed:
         output.say(f"\nnot caught ({len(missed)}):")
         _records(missed)
-    for kernel, share in document.equivalent_share.items():
-        if share > MOST_EQUIVALENT:
-            output.say(
-                f"{kernel}: {share:.0%} equivalent; over {MOST_EQUIVALENT:.0%} needs a reason in docs/selftest.md"
-            )
+    lines = equivalents.told(document.listing)
+    if lines:
+        output.say(
+            f"\nover {MOST_EQUIVALENT:.0%} equivalent in one kernel needs a reason for each in the op's evidence:"
+        )
+    for line in lines:
+        output.say(f"  {line}")
     not_run = reasons(document.listing, "not run")
     if not_run:
         output.say(f"\nnot run ({sum(map(len, not_run.values()))}):")

@@ -143,6 +143,19 @@ def moved_rows(case: Case) -> int:
 
 
 @dataclass(frozen=True)
+class Equivalent:
+    """Why edits of one kernel that change no bit are no bugs that the cases miss (`ferryman selftest`).
+
+    kernel: "op.line.function", with the menu line's name; "op.torch" of rules over results, arguments and the
+    definition. edits: "old -> new in line", as the self-test prints them; a rule by its name.
+    """
+
+    kernel: str
+    edits: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
 class Evidence:
     """One forward op. A backward is tried with its forward's.
 
@@ -153,7 +166,7 @@ class Evidence:
     argument where the first tensor has a given one (`ferryman explain --shape`); None leaves an optional one out.
     sampled: the name of one random case of a real model's size. named: the case that such a name, or one that ``bench``
     gives, stands for; it reads the sizes in it. contents: such names, of calls whose contents decide their time. goals:
-    how fast it is to be beside others.
+    how fast it is to be beside others. equivalents: why edits of its kernels, and its backward's, change nothing.
     """
 
     op: str
@@ -168,6 +181,7 @@ class Evidence:
     named: Callable[[str], Case] | None = None
     contents: tuple[str, ...] = ()
     goals: tuple[Goal, ...] = ()
+    equivalents: tuple[Equivalent, ...] = ()
 
 
 def bench_rows(grid: Grid, itemsize: int = 2) -> list[tuple[int, int]]:

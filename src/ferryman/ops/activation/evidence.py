@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferryman.ops.activation.equivalents import EQUIVALENTS
 from ferryman.ops.domain import MODERATE, Domain, Form
 from ferryman.ops.draw import Draw, Fill, offset
 from ferryman.ops.evidence import Evidence, ModelSizes, row_cases, sampled_rows
@@ -92,6 +93,7 @@ EVIDENCE = (
         named=_silu_rows.named,
         sampled=sampled_rows,
         calls=lambda sizes: _calls(sizes, {}),
+        equivalents=EQUIVALENTS,
     ),
     Evidence(
         op="gelu_mul",
@@ -102,5 +104,6 @@ EVIDENCE = (
         named=_gelu_rows.named,
         sampled=sampled_rows,
         calls=lambda sizes: _calls(sizes, {"approximate": "tanh"}, {"approximate": "none"}),
+        equivalents=EQUIVALENTS,
     ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ferryman.ops.attention.cases import cases, key_ranges, seeds
+from ferryman.ops.attention.equivalents import EQUIVALENTS
 from ferryman.ops.attention.fills import FILLS
 from ferryman.ops.domain import Domain, Form, Rule, broadcast, multiple
 from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape
@@ -227,6 +228,7 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
         goals=_GOALS,
     ),
 )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferryman.ops.bias_act.equivalents import EQUIVALENTS
 from ferryman.ops.domain import MODERATE, Domain, Form, Symbols
 from ferryman.ops.draw import Draw, Fill, offset
 from ferryman.ops.evidence import (
@@ -172,6 +173,7 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
         goals=(Goal("bias_act", sampled_cases(_sampled, _named, moved=moved_rows), {"peers": 1.0, "copy": 0.95}),),
     ),
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ferryman.ops.domain import VALUES, Domain, Form, Symbols, positive
 from ferryman.ops.draw import Draw, Fill
+from ferryman.ops.embedding.equivalents import EQUIVALENTS
 from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
 from ferryman.ops.primitive import Case, TensorSpec
 
@@ -57,6 +58,7 @@ def _cases() -> Sequence[Case]:
         "as_many_as_rows": _call((11,), 11, 40),
         "repeated": _call((257,), 3, 40, kind="int32"),
         "runs": _call((2500,), 2, 6, ids="outside"),
+        "runs_wide": _call((90,), 1, 1037),
         "sparse": _call((4,), 300, 64),
         "wide": _call((3,), 4, 5003),
         "empty": _call((0,), 5, 16),
@@ -152,5 +154,6 @@ EVIDENCE = (
         calls=_calls,
         like=_like,
         goals=(Goal("embedding", sampled_cases(_sampled, _named, moved=_moved), {"peers": 1.0, "copy": 0.95}),),
+        equivalents=EQUIVALENTS,
     ),
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from ferryman.ops.domain import Domain, Form, multiple, positive
 from ferryman.ops.draw import Draw, Fill
 from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
+from ferryman.ops.gated_delta_rule.equivalents import EQUIVALENTS
 from ferryman.ops.primitive import Case, TensorSpec
 
 # (heads of keys, heads of values, key's width, value's width) of Qwen3-Next, of Qwen3.5's small models, of Olmo Hybrid
@@ -65,6 +66,7 @@ def _cases() -> Sequence[Case]:
         "few": _call(1, 7, 1, 2, 16, 8, state=True),
         "past_a_chunk": _call(1, 65, 1, 1, 8, 8, state=True),
         "chunks": _call(1, 150, 1, 1, 8, 4, state=True, norm=False, layout="rows"),
+        "chunks_norm": _call(1, 129, 1, 1, 8, 4, state=True),
         "narrow": _call(1, 19, 2, 2, 1, 1, state=True),
         "prime": _call(1, 17, 1, 3, 13, 11),
         "wide_key": _call(1, 20, 1, 2, 131, 8),
@@ -207,6 +209,7 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
         goals=(
             Goal("gated_delta_rule", sampled_cases(_sampled, _named), {"peers": 1.0}),
             Goal("gated_delta_rule, gradient", sampled_cases(_sampled, _named), {"peers": 1.0}, "backward"),

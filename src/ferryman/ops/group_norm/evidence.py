@@ -14,6 +14,7 @@ from torch import Tensor
 from ferryman.ops.domain import Domain, Form, Rule, Symbols, multiple, positive
 from ferryman.ops.draw import Draw, Fill
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.group_norm.equivalents import EQUIVALENTS
 from ferryman.ops.primitive import Case, TensorSpec
 
 _BLOCK = 512  # values of a group that "blocks" and "steps" give one level
@@ -267,5 +268,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
     ),
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from ferryman.ops.domain import PRODUCT, Domain, Form
 from ferryman.ops.draw import Draw, Fill, offset
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.matmul.equivalents import EQUIVALENTS
 from ferryman.ops.primitive import Case, TensorSpec
 
 
@@ -151,5 +152,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
     ),
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from ferryman.ops.domain import PRODUCT, VALUES, Domain, Form, Rule, Symbols
 from ferryman.ops.draw import Draw, Fill
 from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
+from ferryman.ops.moe_permute.equivalents import EQUIVALENTS
 from ferryman.ops.primitive import Case, TensorSpec
 
 
@@ -248,6 +249,7 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_permute_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
         goals=(Goal("moe_permute", sampled_cases(_sampled, _named_permute), {"peers": 1.0}),),
     ),
     Evidence(
@@ -267,6 +269,7 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_combine_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
         goals=(Goal("moe_combine", sampled_cases(_sampled, _named_combine), {"peers": 1.0}),),
     ),
 )

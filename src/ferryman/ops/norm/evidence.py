@@ -23,6 +23,7 @@ from ferryman.ops.evidence import (
     sampled_cases,
     sampled_rows,
 )
+from ferryman.ops.norm.equivalents import EQUIVALENTS
 from ferryman.ops.primitive import Case, TensorSpec
 
 _SHAPES = {
@@ -243,6 +244,7 @@ EVIDENCE = (
         sampled=sampled_rows,
         calls=_rms_calls,
         like=of_rows,
+        equivalents=EQUIVALENTS,
         goals=(Goal("rms_norm, offset or none", _rms_forms, {"peers": 1.0, "copy": 0.95}),),
     ),
     Evidence(
@@ -255,6 +257,7 @@ EVIDENCE = (
         sampled=sampled_rows,
         calls=lambda sizes: _rms_calls(sizes, residual=True),
         like=of_rows,
+        equivalents=EQUIVALENTS,
         goals=_goal("add_rms_norm", _add_rows),
     ),
     Evidence(
@@ -267,6 +270,7 @@ EVIDENCE = (
         sampled=sampled_rows,
         calls=_layer_calls,
         like=of_rows,
+        equivalents=EQUIVALENTS,
         goals=(Goal("layer_norm, no weight or bias", _layer_forms, {"peers": 1.0, "copy": 0.95}),),
     ),
     Evidence(
@@ -279,6 +283,7 @@ EVIDENCE = (
         sampled=sampled_rows,
         calls=lambda sizes: _layer_calls(sizes, residual=True),
         like=of_rows,
+        equivalents=EQUIVALENTS,
         goals=_goal("add_layer_norm", _add_layer_rows),
     ),
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from ferryman.ops.domain import Domain, Form, Rule, multiple, positive
 from ferryman.ops.draw import Draw, Fill, offset
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.paged_attention.equivalents import EQUIVALENTS
 from ferryman.ops.primitive import Case, TensorSpec
 
 
@@ -207,5 +208,6 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
     ),
 )

@@ -15,6 +15,7 @@ from ferryman.ops.domain import Domain, Form, Rule, Symbols, broadcast, multiple
 from ferryman.ops.draw import Draw, Fill
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
 from ferryman.ops.primitive import Case, TensorSpec
+from ferryman.ops.rope.equivalents import EQUIVALENTS
 
 
 def _cases() -> Sequence[Case]:
@@ -52,6 +53,7 @@ def _cases() -> Sequence[Case]:
 
     add("d64", (2, 4, 7, 64), 2)
     add("d128_float32_angles", (1, 3, 5, 128), 1, cos_dtype="float32")
+    add("d96", (2, 3, 5, 96), 2)  # half of it is no power of two
     add("partial", (2, 2, 5, 80), 2, rotary=32)
     add("per_batch", (2, 2, 5, 64), 1, batch=2)
     add("interleaved", (2, 3, 7, 64), 1, interleaved=True)
@@ -154,6 +156,7 @@ def _evidence(op: str, over: bool) -> Evidence:
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
     )
 
 

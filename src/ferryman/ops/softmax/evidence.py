@@ -17,6 +17,7 @@ from ferryman.ops.domain import MODERATE, VALUES, Domain, Form, Symbols, positiv
 from ferryman.ops.draw import Draw, Fill, level
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape, row_cases, sampled_rows
 from ferryman.ops.primitive import Case, TensorSpec
+from ferryman.ops.softmax.equivalents import EQUIVALENTS
 
 
 def _softmax_cases() -> Sequence[Case]:
@@ -183,6 +184,7 @@ def _loss_evidence(op: str, over: bool) -> Evidence:
         sampled=_loss_sampled,
         calls=_loss_calls,
         like=_loss_like,
+        equivalents=EQUIVALENTS,
     )
 
 
@@ -202,6 +204,7 @@ EVIDENCE = (
         named=_softmax_rows.named,
         sampled=sampled_rows,
         calls=_softmax_calls,
+        equivalents=EQUIVALENTS,
     ),
     _loss_evidence("cross_entropy", over=False),
     _loss_evidence("cross_entropy_inplace_grad", over=True),

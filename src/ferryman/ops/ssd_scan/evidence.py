@@ -13,6 +13,7 @@ from ferryman.ops.domain import Domain, Form, Symbols, multiple, positive
 from ferryman.ops.draw import Draw, Fill
 from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
 from ferryman.ops.primitive import Case, TensorSpec
+from ferryman.ops.ssd_scan.equivalents import EQUIVALENTS
 
 # (heads, head_dim, groups, state) of Mamba2 130M, 1.3B and 2.7B, of Falcon-H1 and of Nemotron-H
 _MODELS = ((24, 64, 1, 128), (64, 64, 1, 128), (80, 64, 1, 128), (48, 64, 1, 256), (128, 64, 8, 128))
@@ -215,6 +216,7 @@ EVIDENCE = (
         sampled=_sampled,
         calls=_calls,
         like=_like,
+        equivalents=EQUIVALENTS,
         goals=(Goal("ssd_scan", sampled_cases(_sampled, _named), {"peers": 1.0}),),
     ),
 )

@@ -71,7 +71,8 @@ def definition_rules(op: Primitive, used: set[str]) -> Iterator[tuple[str, str, 
             )
 
     def storage(args: tuple[Any, ...]) -> Any:
-        dtype = next(a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point())
+        dtypes = [a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()]
+        dtype = min(dtypes, key=lambda d: d.itemsize)  # a loss's gradient comes first, in float32
         return rewrites.Rewritten(rewrites.storage_arithmetic(dtype))
 
     note = "another implementation runs in silence: arithmetic in the storage dtype"

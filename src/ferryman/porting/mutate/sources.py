@@ -90,18 +90,27 @@ def _runs(line: Implementation) -> bool:
     return bool(names & python.jitted(_tree(file))) or any("jit" in text_of(f) for f in _imports(file, names))
 
 
+def lines_of(op: str, implementation: str | None) -> tuple[Implementation, ...]:
+    """The lines whose sources are edited: `interpretable`, or the one of that name, if the interpreter can run it."""
+    if implementation is None:
+        return interpretable(op)
+    return tuple(line for line in registry.implementations(op) if line.name == implementation and _runs(line))
+
+
 @functools.lru_cache(maxsize=None)
-def multiplies(op: str) -> bool:
+def multiplies(op: str, implementation: str | None = None) -> bool:
     """Whether its kernels multiply tiles: of bfloat16, Triton's interpreter then multiplies raw integers."""
-    places = [file_of(line) for line in interpretable(op)]
+    places = [file_of(line) for line in (*interpretable(op), *lines_of(op, implementation))]
     return any("tl.dot(" in text_of(f) for file, function in places for f in _closure(file, {function}))
 
 
-def candidates(op: str) -> dict[Edit, Implementation]:
-    """Every edit of the jitted functions that the op's launchers reach, its helpers' in other files among them, with
-    the first line that reaches it."""
+def candidates(op: str, implementation: str | None = None) -> dict[Edit, Implementation]:
+    """Every edit of the jitted functions that the launchers of `lines_of` reach, helpers' in other files among them.
+
+    With each the first line that reaches it.
+    """
     edits: dict[Edit, Implementation] = {}
-    for line in interpretable(op):
+    for line in lines_of(op, implementation):
         file, function = file_of(line)
         for path, names in sorted(_closure(file, {function}).items()):
             if "experimental.gluon" not in text_of(path):

@@ -36,7 +36,7 @@ def _paths() -> dict[str, Path]:
 
 
 @functools.lru_cache(maxsize=None)
-def _text(file: str) -> str:
+def text_of(file: str) -> str:
     return _paths()[file].read_text("utf-8")
 
 
@@ -52,18 +52,18 @@ def candidates(op: str) -> list[Edit]:
     if line_of(op) is None:
         return []
     files = _files(op)
-    named = {word for name in files if name != "portable.cuh" for word in _WORD.findall(_text(name))}
+    named = {word for name in files if name != "portable.cuh" for word in _WORD.findall(text_of(name))}
     return [e for name in files for e in _edits(name) if name != "portable.cuh" or e.function in named]
 
 
 @functools.lru_cache(maxsize=None)
 def _edits(file: str) -> list[Edit]:
-    return cpp.edits(_text(file), file)
+    return cpp.edits(text_of(file), file)
 
 
 def edited(unit: Unit, edit: Edit) -> Unit:
     """The unit with its file's text edited; the same unit where it holds no such file."""
-    text = _text(edit.file)
+    text = text_of(edit.file)
     if unit.source.count(text) != 1:
         return unit
     narrow = cpp.NARROW.replace("static inline", "static inline __attribute__((device))")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,8 @@ from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import Prepared, prepare
 from ferryman.porting.mutate import sources, units
 from ferryman.porting.selftest.judging import Outputs, Setting, aligned, call
+from ferryman.porting.selftest.report import DRAWS
 
-DRAWS = 200  # of the op's whole domain, which an equivalent mutant must give the same bits on
 _TEMPLATES = 10  # on a GPU every shape may be a compilation
 _DRAWN_BY = 7_310_000  # a seed that no check uses
 _MOST_LINES = 3000  # of kernels, that a draw may execute in the interpreter: 200 us each, for every edit that survives
@@ -74,7 +75,11 @@ class Cells:
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """bfloat16 first, where most bugs show."""
-        if self.backend == "triton" and self.setting.simulate and sources.multiplies(self.primitive.name):
+        if (
+            self.backend == "triton"
+            and self.setting.simulate
+            and sources.multiplies(self.primitive.name, self.line and self.line.name)
+        ):
             return (torch.float16, torch.float32)
         return tuple(reversed(STORAGE_DTYPES))
 
@@ -135,37 +140,43 @@ class Cells:
 
     def draws(self, kernel: Callable[..., Any], line: Implementation) -> list[Draw]:
         """DRAWS points of the op's domain that ``line`` serves, none of them too long for an interpreter; fewer where
-        fuzzing does not know the op."""
+        neither fuzzing nor a case of the op gives so many."""
         if id(kernel) not in self._draws:
             began, given = time.process_time(), self.budget
             draws: list[Draw] = []
             op, setting = self.primitive, self.setting
-            compiled, small = setting.device.type == "cuda", None if setting.device.type == "cuda" else _SMALL
-            try:
-                drawn = (
-                    fuzz.variants(op, 2 * _TEMPLATES, DRAWS // _TEMPLATES, _DRAWN_BY, small)
-                    if compiled or self.backend == "hip"
-                    else fuzz.cases(op, 8 * DRAWS, _DRAWN_BY, small)
-                )
-                for number, (case, dtype) in enumerate(drawn):
-                    if time.process_time() - began > given or len(draws) == DRAWS:
-                        break
-                    if dtype not in self.dtypes:
-                        continue
-                    args = arguments(case, op, dtype, _DRAWN_BY + number, setting.device)
-                    if refusals(line, View.of(op, args.values, setting.profile), setting.profile, absent=True):
-                        continue
-                    try:
-                        outputs, lines = self._traced(kernel, args, _MOST_LINES)
-                    except sources.TooLong:
-                        continue
-                    if outputs is not None:
-                        draws.append(Draw(f"draw {number} {dtype_name(dtype)}", args, outputs, lines))
-            except UnknownName:
-                pass  # an op of another package, which fuzzing has no data about: only its own cases are known
+            for number, (case, dtype) in enumerate(self._drawn()):
+                if time.process_time() - began > given or len(draws) == DRAWS:
+                    break
+                if dtype not in self.dtypes:
+                    continue
+                args = arguments(case, op, dtype, _DRAWN_BY + number, setting.device)
+                if refusals(line, View.of(op, args.values, setting.profile), setting.profile, absent=True):
+                    continue
+                try:
+                    outputs, lines = self._traced(kernel, args, _MOST_LINES)
+                except sources.TooLong:
+                    continue
+                if outputs is not None:
+                    draws.append(Draw(f"draw {number} {dtype_name(dtype)}", args, outputs, lines))
             self._draws[id(kernel)] = draws
             self._spent(began)
         return self._draws[id(kernel)]
+
+    def _drawn(self) -> Iterator[tuple[Case, torch.dtype]]:
+        """Points of the domain; then, for a line that serves few of them, the op's cases with other contents."""
+        op, compiled = self.primitive, self.setting.device.type == "cuda"
+        small = None if compiled else _SMALL
+        # an op of another package may have nothing that is drawn
+        with contextlib.suppress(UnknownName):
+            if compiled or self.backend == "hip":
+                yield from fuzz.variants(op, 2 * _TEMPLATES, DRAWS // _TEMPLATES, _DRAWN_BY, small)
+            else:
+                yield from fuzz.cases(op, 8 * DRAWS, _DRAWN_BY, small)
+        own = sorted((cell for cell in self.order() if elements(cell[0])), key=lambda cell: elements(cell[0]))
+        for number in range(2 * DRAWS if own else 0):
+            case, dtype = own[number % len(own)]
+            yield fuzz.refilled(op, case, dtype, f"own_{number}", _DRAWN_BY), dtype
 
     def warm(
         self, kernel: Callable[..., Any], line: Implementation, first: int | None, budget: float = math.inf

@@ -27,6 +27,8 @@ Backend = Literal["torch", "triton", "hip"]
 AMD = "mi300x"  # the device that edits of C++ are compiled for, and simulated on
 EDITS = 64  # of one op's source, unless every one is asked for
 _CPU = torch.device("cpu")
+_SAYS_WHERE = 24  # characters of an edit
+_UNORDERED = "Triton's interpreter executes a statement for all lanes before the next: a barrier orders nothing there"
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Mutant:
     @property
     def key(self) -> str:
         return f"{self.op}.{self.backend}.{self.name}"
+
+    @property
+    def place(self) -> str | None:
+        """The line of source that is edited, where a short edit may stand in several."""
+        if self.edit is None or len(self.edit.old) >= _SAYS_WHERE:
+            return None
+        text = sources.text_of(self.edit.file) if self.edit.file.endswith(".py") else units.text_of(self.edit.file)
+        return " ".join(text.splitlines()[self.edit.line - 1].split())
 
 
 def torch_line(op: str) -> Implementation:
@@ -111,12 +121,12 @@ def _of_rules(known: Primitive) -> list[Mutant]:
     return mutants
 
 
-def _of_source(op: str, most: int | None, seed: int) -> list[Mutant]:
+def _of_source(op: str, most: int | None, seed: int, implementation: str | None) -> list[Mutant]:
     """Edits of the op's Triton source."""
-    edits = sources.candidates(op)
+    edits = sources.candidates(op, implementation)
     chosen = _some(list(edits), op, most, seed)
     mutants: list[Mutant] = []
-    for line in sources.interpretable(op):
+    for line in sources.lines_of(op, implementation):
         make, right = functools.partial(sources.kernel, line), functools.partial(registry.launcher, line)
         mutants += _edits(op, line, [edit for edit in chosen if edits[edit] is line], make, right)
     return mutants
@@ -145,18 +155,24 @@ def _edits(
         names[stem] = names.get(stem, 0) + 1
         name = stem if names[stem] == 1 else f"{stem}.{names[stem]}"
         planted = functools.partial(make, edit)
-        mutants.append(Mutant(op, name, edit.operator, edit.note, planted, right, line, line.backend, None, edit))
+        gpu = _UNORDERED if line.backend == "triton" and edit.operator == "wait removed" else None
+        mutants.append(Mutant(op, name, edit.operator, edit.note, planted, right, line, line.backend, gpu, edit))
     return mutants
 
 
 def catalogue(
-    ops: Sequence[str], most: int | None = EDITS, seed: int = 0, backend: Backend | None = None
+    ops: Sequence[str],
+    most: int | None = EDITS,
+    seed: int = 0,
+    backend: Backend | None = None,
+    implementation: str | None = None,
 ) -> list[Mutant]:
     """The mutants of the ops: all of the rules, and ``most`` edits of each op's source, drawn by the seed (None: all).
-    backend: of that one; None: of all but "hip", whose edits only who asks for them waits for."""
+    backend: of that one; None: of all but "hip", whose edits only who asks for them waits for. implementation: edits of
+    that Triton line alone; None: of the one that serves every call, and its sisters in the same files."""
     mutants: list[Mutant] = []
     for op in ops:
         mutants += _of_rules(registry.primitive(op)) if backend in (None, "torch") else []
-        mutants += _of_source(op, most, seed) if backend in (None, "triton") else []
+        mutants += _of_source(op, most, seed, implementation) if backend in (None, "triton") else []
         mutants += _of_units(op, most, seed) if backend == "hip" else []
     return mutants

@@ -14,6 +14,7 @@ from ferryman.porting.selftest import baselines
 SCHEMA_VERSION = 2
 REQUIRED_SHARE = 0.99
 MOST_EQUIVALENT = 0.15
+DRAWS = 200  # of the op's whole domain, which an equivalent mutant must give the same bits on
 Outcome = Literal["caught", "missed", "equivalent", "not run"]
 
 
@@ -26,7 +27,8 @@ class Record(_Model):
 
     gates: those that failed (the first catching run's, or every run's when all were judged). others: which of the
     other rules rejected one of its runs; others_aligned: one on aligned normal inputs. undecided: not run
-    to the end, its time was up.
+    to the end, its time was up. line: of the menu. place: the line of source that
+    a short edit is in.
     """
 
     key: str
@@ -35,6 +37,8 @@ class Record(_Model):
     operator: str
     note: str
     backend: str
+    line: str | None = None
+    place: str | None = None
     outcome: Outcome = "missed"
     gates: list[str] = []
     case: str | None = None
@@ -45,6 +49,23 @@ class Record(_Model):
     undecided: bool = False
     others: dict[str, bool] = {}
     others_aligned: dict[str, bool] = {}
+
+    @property
+    def kernel(self) -> str:
+        """The function that is edited, of a menu line: "op.triton.long.function"; "op.torch" of a rule."""
+        return (
+            f"{self.op}.torch" if self.backend == "torch" else f"{self.op}.{self.line or self.backend}.{self.function}"
+        )
+
+    @property
+    def function(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def change(self) -> str:
+        """The edit as "old -> new in line"; a rule's name."""
+        edit = " ".join(self.note.split())
+        return self.name if self.backend == "torch" else edit if self.place is None else f"{edit} in {self.place}"
 
 
 class Mutants(_Model):
@@ -186,11 +207,11 @@ def _fates(records: list[Record]) -> dict[str, Fates]:
 
 
 def _equivalent(records: list[Record]) -> dict[str, float]:
-    """Kernel (op and backend) -> the share of its mutants that ran which are equivalent."""
+    """Kernel -> the share of its mutants that ran which are equivalent."""
     kernels: dict[str, list[bool]] = {}
     for r in records:
         if r.outcome != "not run":
-            kernels.setdefault(f"{r.op}.{r.backend}", []).append(r.outcome == "equivalent")
+            kernels.setdefault(r.kernel, []).append(r.outcome == "equivalent")
     return {name: round(sum(fates) / len(fates), 4) for name, fates in sorted(kernels.items())}
 
 

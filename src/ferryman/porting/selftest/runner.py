@@ -22,6 +22,7 @@ from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.judging.results import environment
+from ferryman.porting.mutate import sources
 from ferryman.porting.running.process import parentage, quiet
 from ferryman.porting.selftest import worker
 from ferryman.porting.selftest.alternatives import alternatives
@@ -89,6 +90,7 @@ def run(
     plant_seed: int | None = None,
     backend: Backend | None = None,
     budget: float | None = None,
+    implementation: str | None = None,
 ) -> SelfTest:
     """Judge mutants, and ``honest_runs`` runs of right alternatives, with the engine and with the other rules.
 
@@ -99,7 +101,8 @@ def run(
     on. plant_seed: which edits are drawn; None: by ``seed``. backend: "torch" for rules and definitions alone, "triton"
     for edits of sources, "hip" for those of C++, in the simulator; None: the first two. budget: process seconds that an
     op's right kernel may take for the cells and draws that its surviving edits need; None: as many as they need.
-    Raises UnknownName for an op that is not there.
+    implementation: edits of this Triton line alone, on the cases that it serves. Raises UnknownName for an op that is
+    not there, ArgumentError for a line that none of them has, or that Triton's interpreter cannot run.
     """
     began = time.perf_counter()
     if honest_runs < 0:
@@ -112,7 +115,13 @@ def run(
         place = torch.device("cuda", torch.cuda.current_device())
     profile, planted = detect(place), seed if plant_seed is None else plant_seed
     names = [registry.primitive(op).name for op in (registry.primitives() if ops is None else ops)]
-    chosen = catalogue(names, most, planted, backend)
+    if implementation is not None:
+        backend = "triton"
+        if not any(sources.lines_of(op, implementation) for op in names):
+            known = {line.name for op in names for line in registry.implementations(op)}
+            required = f"a line of {', '.join(names)} that Triton's interpreter can run; there are {', '.join(known)}"
+            raise ArgumentError("selftest", "--implementation", implementation, required)
+    chosen = catalogue(names, most, planted, backend, implementation)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(f"{planted}").sample(chosen, sample)
     stamp = {
@@ -125,6 +134,7 @@ def run(
         "most": most,
         "by_gate": every_run_judged,
         "backend": backend,
+        "implementation": implementation,
         "device": profile.name,
     }
     journal = Journal(resume, stamp)
@@ -153,7 +163,7 @@ def run(
         "every_run_judged": every_run_judged,
         "ops": names,
     }
-    base |= {"budget": budget}
+    base |= {"budget": budget, "implementation": implementation}
     todo = [
         {
             **base,

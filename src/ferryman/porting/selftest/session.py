@@ -13,10 +13,10 @@ from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import Prepared
 from ferryman.porting.mutate import units
 from ferryman.porting.selftest import baselines
-from ferryman.porting.selftest.cells import DRAWS, Cells, Lines
+from ferryman.porting.selftest.cells import Cells, Lines
 from ferryman.porting.selftest.judging import RAISED, ArgumentLost, Seen, Setting, aligned, call, look, same_bits
 from ferryman.porting.selftest.planting import Mutant
-from ferryman.porting.selftest.report import Record
+from ferryman.porting.selftest.report import DRAWS, Record
 
 PANEL = 4  # cells where it differs that the other rules see of a mutant, beyond those until the engine has caught it
 AFTER = 12  # cells that are tried for them once an edit is caught: most may not reach it, or not show it
@@ -113,10 +113,10 @@ def _evaluate(
         if differs and untried:  # it is no equivalent one: every cell may show it
             cells.budget = math.inf
             return _evaluate(mutant, right, cells, setting, every_run_judged, None)
-    few = record.draws < DRAWS and cells.budget <= 0
-    if not differs and (untried or few):
+    if not differs and (untried or (reached and record.draws < DRAWS)):
         why = f"bitwise equal in {record.runs} runs and {record.draws} draws, {untried} cells not tried"
-        undecided = not_run(mutant, f"undecided when its time was up: {why}", record.runs)
+        until = "when its time was up" if untried or cells.budget <= 0 else f"for want of {DRAWS} draws"
+        undecided = not_run(mutant, f"undecided {until}: {why}", record.runs)
         return undecided.model_copy(update={"undecided": True})
     if not reached and not differs:
         return not_run(
@@ -173,6 +173,8 @@ def new_record(mutant: Mutant) -> Record:
         operator=mutant.operator,
         note=mutant.note,
         backend=mutant.backend,
+        line=mutant.line.name,
+        place=mutant.place,
         others=dict.fromkeys(baselines.NAMES, False),
         others_aligned=dict.fromkeys(baselines.NAMES, False),
     )

@@ -136,7 +136,7 @@ def _interpreted(
     """Each mutant of one kernel in a fork: all of them on the first cells, then those that survive on every one."""
     right = sources.watched(group[0].line) if cells.backend == "triton" else group[0].right()
     left = list(group)
-    for first in (EARLY, None):
+    for first in (EARLY, None) if len(cells.order()) > EARLY else (None,):
         if left:
             cells.warm(right, group[0].line, first, math.inf if first else budget)
         survivors = []
@@ -184,7 +184,8 @@ def _lost(device: torch.device, key: str) -> str | None:
 def do(job: dict[str, Any], setting: Setting, say: Callable[[str, Record | Tally], None]) -> None:
     """One job: ``mutants`` by key, and ``honest``, pieces of right runs as (key, first round, rounds)."""
     wanted = set(job["mutants"])
-    chosen = [m for m in catalogue(job["ops"], job["most"], job["plant_seed"], job["backend"]) if m.key in wanted]
+    drawn = catalogue(job["ops"], job["most"], job["plant_seed"], job["backend"], job["implementation"])
+    chosen = [m for m in drawn if m.key in wanted]
     for record in each_mutant(chosen, setting, job["seed"], job["every_run_judged"], budget=job["budget"]):
         say(record.key, record)
     for key, first, rounds in job["honest"]:

@@ -1,0 +1,16 @@
+"""Why edits of the products' kernels change nothing."""
+
+from ferryman.ops.evidence import Equivalent
+
+EQUIVALENTS = (
+    Equivalent(
+        "linear_backward.triton._matmul",
+        ("tl.minimum(col, n - tile_n - 1) -> (col)",),
+        "What is read past the last column is not stored.",
+    ),
+    Equivalent(
+        "linear_backward.triton._matmul",
+        ("0.0 -> 1.0 in b = tl.load(b_ptrs, mask=(depth < k - start)[:, None] & b_inside[None, :], other=0.0)",),
+        "Past the last term it meets a 0 of the other factor; past the last column it is not stored.",
+    ),
+)

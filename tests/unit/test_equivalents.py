@@ -1,0 +1,111 @@
+"""Over 15% equivalent mutants in one kernel need a written reason each: held on the published self-tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ferryman import files
+from ferryman.dispatch import registry
+from ferryman.ops.evidence import Equivalent, Evidence
+from ferryman.porting.selftest import SelfTest, equivalents
+from ferryman.porting.selftest.report import DRAWS, Record
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+PUBLISHED = sorted(RESULTS.glob("*/selftest-*.json.gz"))
+
+
+@cache
+def published(path: Path) -> SelfTest:
+    return SelfTest.model_validate(files.document(path))
+
+
+@cache
+def written() -> tuple[Equivalent, ...]:
+    return (*(one for e in registry.evidences().values() for one in e.equivalents), *equivalents.SHARED)
+
+
+def records() -> list[Record]:
+    return [record for path in PUBLISHED for record in published(path).listing]
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda p: p.name)
+def test_every_kernel_that_has_too_many_has_a_reason_for_each(path: Path) -> None:
+    document = published(path)
+    assert len(document.listing) >= 15
+    assert [(r.kernel, r.change) for r in equivalents.unexplained(document.listing)] == []
+    few = [r.key for r in document.listing if r.outcome == "equivalent" and r.draws < DRAWS]
+    assert few == [], "equal on too few draws to be called equivalent"
+
+
+def test_there_is_one_of_rules_and_one_of_edits() -> None:
+    backends = {record.backend for record in records()}
+    assert {"torch", "triton"} <= backends
+
+
+def test_a_reason_that_is_taken_away_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them: none is there that no published kernel needs."""
+    needed = [
+        r for path in PUBLISHED for k in equivalents.kernels(published(path).listing) if k.over for r in k.equivalent
+    ]
+    for one in written():
+        for edit in one.edits:
+            known = [r for r in needed if one.kernel in (r.kernel, f"{r.backend}.{r.function}") and r.change == edit]
+            assert known, f"no published kernel over its share needs the reason of {one.kernel}: {edit}"
+            _without(monkeypatch, known[0], one, edit)
+            assert equivalents.reason(known[0]) is None, (one.kernel, edit)
+            monkeypatch.undo()
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, record: Record, one: Equivalent, edit: str) -> None:
+    fewer = replace(one, edits=tuple(e for e in one.edits if e != edit))
+
+    def left(those: tuple[Equivalent, ...]) -> tuple[Equivalent, ...]:
+        return tuple(fewer if o is one else o for o in those)
+
+    own = registry.evidence(registry.primitive(record.op))
+    evidence = replace(own, equivalents=left(own.equivalents))
+    monkeypatch.setattr(registry, "evidence", lambda op: evidence)
+    monkeypatch.setattr(equivalents, "SHARED", left(equivalents.SHARED))
+
+
+def test_no_reason_is_of_a_mutant_that_is_caught() -> None:
+    """Of an op's own: a shared function's result may be used in another way by another op."""
+    caught = {(r.kernel, r.change) for r in records() if r.outcome in ("caught", "missed")}
+    own = {(one.kernel, edit) for e in registry.evidences().values() for one in e.equivalents for edit in one.edits}
+    assert not own & caught
+
+
+def _record(name: str, outcome: str, op: str = "softmax") -> Record:
+    return Record(
+        key=f"{op}.triton._rows.{name}",
+        op=op,
+        name=f"_rows.{name}",
+        operator="sign",
+        note=f"{name}  ->  (-{name})",
+        backend="triton",
+        outcome=outcome,  # type: ignore[arg-type]
+    )
+
+
+def test_a_report_says_the_share_and_the_reason_or_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [_record("a", "equivalent"), _record("b", "not run"), *(_record(f"c{i}", "caught") for i in range(6))]
+    assert equivalents.told(few) == []  # one of seven
+    many = [_record("d", "equivalent"), *few]
+    assert equivalents.told(many) == [
+        "softmax.triton._rows: 25% equivalent (2 of 8)",
+        "  d -> (-d) (sign): reason missing",
+        "  a -> (-a) (sign): reason missing",
+    ]
+    assert [r.change for r in equivalents.unexplained(many)] == ["d -> (-d)", "a -> (-a)"]
+    why = (
+        Equivalent("softmax.triton._rows", ("d -> (-d)",), "it is 0"),
+        Equivalent("triton._rows", ("a -> (-a)",), "b"),
+    )
+    monkeypatch.setattr(registry, "evidence", lambda op: Evidence("softmax", cases=tuple, equivalents=why))
+    assert equivalents.told(many)[1:] == ["  d -> (-d) (sign): it is 0", "  a -> (-a) (sign): b"]
+    assert equivalents.unexplained(many) == []
+    assert [r.op for r in equivalents.unexplained([_record("d", "equivalent", "rope")])] == ["rope"]
