@@ -8,6 +8,8 @@ JOBS ?= 2
 RUN := $(VENV)/bin
 # Some virtual machines list AMX and refuse its instructions: oneDNN's bfloat16 products then end the process.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
+# Each of the many processes would compile all of src again, and each worker rewrite all asserts.
+unexport PYTHONDONTWRITEBYTECODE
 # Threads on top of JOBS test processes only make each other wait.
 LIMITS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 

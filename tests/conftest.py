@@ -3,10 +3,13 @@ quick: a test that costs more CPU time than the quick ones have is listed in tes
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import math
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -144,12 +147,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where slow tests alone are asked for, a file that has none is not imported: most of the time of collecting."""
-    if collection_path.suffix != ".py" or config.option.markexpr.split()[:1] != ["slow"]:
+    """A file that has none of the tests that are asked for is not imported: most of the time of collecting."""
+    words = config.option.markexpr
+    if collection_path.suffix != ".py" or not words.startswith(("slow", "not ")) or " or " in words:
         return None
     text = collection_path.read_text(encoding="utf-8")
     path = collection_path.relative_to(SLOW.parents[1]).as_posix()
-    return None if "mark.slow" in text or f"{path}\n" in SLOW.read_text().replace("::", "\n") else True
+    if words.startswith("slow"):
+        return None if "mark.slow" in text or f"{path}\n" in SLOW.read_text().replace("::", "\n") else True
+    whole = set(re.findall(r"\bpytest\.mark\.(\w+)", "".join(re.findall(r"^pytestmark = (.*)$", text, re.M))))
+    whole |= {"slow"} if path in listed(SLOW.read_text()) else set()
+    return True if {f"not {mark}" for mark in whole} & set(words.split(" and ")) else None
+
+
+def import_from_own_place(config: pytest.Config, worker: int, workers: int) -> None:
+    """Import the files of tests, each worker from another one on. Most of the time of an import is the rewriting of its
+    asserts, which is kept (`__pycache__`): so each rewrites a part, and reads what the others did. What cannot be
+    imported is reported where it is collected."""
+    files = sorted(path for path in SLOW.parent.rglob("test_*.py") if not pytest_ignore_collect(path, config))
+    start = len(files) * worker // workers
+    for path in files[start:] + files[:start]:
+        folder, name = path.parent, path.stem
+        while (folder / "__init__.py").exists():
+            folder, name = folder.parent, f"{folder.name}.{name}"
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and "PYTEST_XDIST_WORKER" in os.environ:
+        worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        import_from_own_place(config, worker, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked

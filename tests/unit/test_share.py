@@ -142,13 +142,21 @@ def test_a_part_of_a_larger_test_is_left_to_it() -> None:
         assert items == [parts[3], *larger]
 
 
-def test_a_file_without_slow_tests_is_not_collected_where_they_alone_are_asked_for() -> None:
+def test_a_file_without_a_test_that_is_asked_for_is_not_imported() -> None:
     here, listed_file = ROOT / "tests/unit/test_names.py", ROOT / "tests/unit/test_replay.py"
     marked, folder = ROOT / "tests/parity/test_fuzz.py", ROOT / "tests/unit"
-    for expression, left_out in (("slow and not gpu", [here]), ("not gpu and not slow", []), ("", [])):
+    device, all_slow = ROOT / "tests/gpu/test_ampere_gpu.py", ROOT / "tests/unit/test_artefacts.py"
+    for expression, left_out in (
+        ("slow and not gpu", [here, device]),
+        ("not gpu and not slow", [device, all_slow]),
+        ("not slow", [all_slow]),
+        ("not gpu or slow", []),
+        ("gpu", []),
+        ("", []),
+    ):
         config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=expression))
-        paths = (here, listed_file, marked, folder)
-        assert [p for p in paths if pytest_ignore_collect(p, config)] == left_out
+        paths = (here, listed_file, marked, folder, device, all_slow)
+        assert [p for p in paths if pytest_ignore_collect(p, config)] == left_out, expression
 
 
 _COLLECT = """
