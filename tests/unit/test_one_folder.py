@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,9 @@ def identifiers() -> dict[str, int]:
     counts: dict[str, int] = {}
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] not in OURS:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-            names |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
-            names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-            for name in names:
+            read = {ast.Name: attrgetter("id"), ast.arg: attrgetter("arg"), ast.Attribute: attrgetter("attr")}
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for name in {read[type(n)](n) for n in nodes if type(n) in read}:
                 counts[name] = counts.get(name, 0) + 1
     return counts
 
@@ -101,18 +100,18 @@ def words() -> dict[str, str]:
     return spoken | {f"'{word}'": own for word, own in alone.items()}
 
 
-def docstrings(tree: ast.AST) -> set[int]:
+def docstrings(nodes: list[ast.AST]) -> set[int]:
     """Constants that stand alone as a statement; and what says how an f-string shows a number."""
-    alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
-    shown = [n.format_spec for n in ast.walk(tree) if isinstance(n, ast.FormattedValue) and n.format_spec is not None]
+    alone = {id(n.value) for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+    shown = [n.format_spec for n in nodes if isinstance(n, ast.FormattedValue) and n.format_spec is not None]
     return alone | {id(part) for spec in shown for part in ast.walk(spec)}
 
 
-def named(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def named(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, word) of every string, in quotes, attribute, keyword and parameter; and of each word in a list of ops, or
     in a path that has one. Another string with a space is prose."""
-    prose = docstrings(tree)
-    for node in ast.walk(tree):
+    prose = docstrings(nodes)
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             parts = set(re.findall(r"\w+", node.value))
             counted = parts <= names() or (" " not in node.value and parts & names())
@@ -128,9 +127,9 @@ def named(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.arg
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def imported(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of every import of a family's module, or of a family or an op from `ferryman.ops`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -147,13 +146,13 @@ def faults(relative: str, source: str) -> list[str]:
     """What a file names of one family."""
     known = words()
     other = {word for place, known in OTHERWISE.items() if f"{relative}/".startswith(f"{place}/") for word in known}
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     said = [
         f"{relative}:{line} names {word}, which {known[word]} alone has"
-        for line, word in named(tree)
+        for line, word in named(nodes)
         if word in known and word not in other
     ]
-    return [*said, *(f"{relative}:{line} imports {name} from ferryman.ops" for line, name in imported(tree))]
+    return [*said, *(f"{relative}:{line} imports {name} from ferryman.ops" for line, name in imported(nodes))]
 
 
 def files() -> list[str]:
