@@ -20,16 +20,19 @@ def _round(value: int, shift: int, rule: str) -> int:
     """``value`` to a multiple of 2^shift."""
     if shift <= 0:
         return value
-    step = 1 << shift
-    low, rest = value >> shift, value & (step - 1)
-    up = {
-        "toward-zero": rest and value < 0,
-        "down": False,
-        "up": rest,
-        "nearest-even": 2 * rest > step or (2 * rest == step and low & 1),
-        "nearest-away": 2 * rest > step or (2 * rest == step and value > 0),
-    }[rule]
-    return (low + bool(up)) << shift
+    rest = value & ((1 << shift) - 1)
+    if not rest:
+        return value
+    low, half = value >> shift, 1 << (shift - 1)
+    if rule == "toward-zero":
+        up = value < 0
+    elif rule == "nearest-even":
+        up = rest > half or (rest == half and bool(low & 1))
+    elif rule == "nearest-away":
+        up = rest > half or (rest == half and value > 0)
+    else:
+        up = {"down": False, "up": True}[rule]
+    return (low + up) << shift
 
 
 def _to_bits(value: int, bits: int, rule: str) -> int:
@@ -63,10 +66,11 @@ class Unit:
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         rows = zip(left.tolist(), right.tolist(), strict=True)
-        return torch.tensor([self._row(a, b) for a, b in rows], dtype=torch.float64)
+        product = functools.cache(self._product)  # the probes' factors are few
+        results = [self._row([product(a, b) for a, b in zip(*row, strict=True)]) for row in rows]
+        return torch.tensor(results, dtype=torch.float64)
 
-    def _row(self, left: Sequence[float], right: Sequence[float]) -> float:
-        products = [self._product(a, b) for a, b in zip(left, right, strict=True)]
+    def _row(self, products: list[tuple[int, int]]) -> float:
         if self.backwards:
             products = products[::-1]
         sums = [self._chain(products[i :: self.splits]) for i in range(self.splits)]
