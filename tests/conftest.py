@@ -23,11 +23,12 @@ os.environ["FERRYMAN_LOCKFILE"] = "none"  # nor what was measured on the device 
 # Some virtual machines list AMX and refuse its instructions: oneDNN's bfloat16 products then end the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
-import torch  # noqa: E402
-
 from tests.interpreter import Interpreter  # noqa: E402
 
+# The process that starts others needs no torch, and they wait for it.
 if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores; more threads make each other wait
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -185,6 +186,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import torch
+
     long = listed(SLOW.read_text())
     for item in items:
         if item.nodeid in long or item.nodeid.partition("::")[0] in long:
