@@ -310,10 +310,21 @@ class Blank(nn.Embedding):
 
 
 class Rooted(nn.Embedding):
-    """Scaled by a number that it writes down."""
+    """Scaled by a number that it computes of its rows' width."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) * self.embedding_dim**0.5
+
+
+def test_a_table_that_is_scaled_by_its_width() -> None:
+    assert role_of(Rooted(40, 12)).expression == "ops.embedding(x, self.weight, self.weight.shape[1] ** 0.5)"  # type: ignore[union-attr]
+
+
+class Rows(nn.Embedding):
+    """Scaled by a number of its rows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.num_embeddings**0.25
 
 
 @pytest.mark.parametrize(
@@ -325,7 +336,7 @@ class Rooted(nn.Embedding):
         lambda: Shifted(40, 12),
         lambda: Next(40, 12),
         lambda: Blank(40, 12),
-        lambda: Rooted(40, 12),
+        lambda: Rows(40, 12),
         lambda: nn.EmbeddingBag(40, 12),
     ],
 )

@@ -282,7 +282,8 @@ class Definitions:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         face = _FACES[name]
         known = face.primitive
-        alone = len(known.outputs) > 1 and "return_lse" in (getattr(face, "__kwdefaults__", None) or {})
+        one = _signature(face).return_annotation in ("Tensor", Tensor)
+        alone = len(known.outputs) > 1 and (one or "return_lse" in (getattr(face, "__kwdefaults__", None) or {}))
 
         def run(*args: Any, **kwargs: Any) -> Any:
             bound = _signature(face).bind(*args, **kwargs)  # the public call's defaults, not the schema's

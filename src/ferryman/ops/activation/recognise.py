@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ferryman.ops.recognition import Candidate, Gate, Leaf
 
-_WIDTH = 96
+_WIDTH = 104  # no number that code is likely to name
 
 
 def gates() -> Iterator[Gate]:

@@ -1,4 +1,5 @@
-"""Tables whose rows are taken by number, perhaps scaled: modules, and `torch.nn.functional.embedding`.
+"""Tables whose rows are taken by number, from the end where that is below zero and the code says so, perhaps scaled:
+modules, and `torch.nn.functional.embedding`.
 
 An id outside the table is an error in PyTorch and a row of NaN here. A row of padding, which learns nothing, and
 gradients by frequency are PyTorch's own: such a table is served where no gradient is needed.
@@ -24,13 +25,20 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
     if len(leaf.matrices) != 1 or leaf.vectors or len(leaf.scalars) > 1:
         return
     ((table, (_, columns)),) = leaf.matrices.items()
-    plain = f"ops.embedding(x, self.{table})"
-    spelled: list[tuple[str, tuple[str, ...]]]
-    spelled = [(f"ops.embedding(x, self.{table}, self.{n})", (table,)) for n in leaf.numbers]
-    spelled += [(f"{plain} * self.{s}.to(self.{table}.dtype)", (table, s)) for s in leaf.scalars]
+    own = f"self.{table}"
+    # what indexes counts numbers below zero from the end
+    below = f"torch.where(x < 0, x + {own}.shape[0], x)"
+    spelled: list[tuple[str, str, tuple[str, ...]]] = [("", "", (table,))]
+    root = columns**0.5
+    scales = [f"self.{n}" for n in leaf.numbers] + [f"{own}.shape[1] ** 0.5", repr(root), *map(repr, leaf.constants)]
+    spelled += [(f", {scale}", "", (table,)) for scale in dict.fromkeys(scales)]
+    spelled += [("", f" * self.{s}.to({own}.dtype)", (table, s)) for s in leaf.scalars]
     for gradient in (True, False):
-        for expression, uses in [*spelled, (plain, (table,))]:
-            yield Candidate("embedding", expression, columns, uses, table, gradient)
+        for ids in ("x", below):
+            for scale, after, uses in spelled:
+                yield Candidate(
+                    "embedding", f"ops.embedding({ids}, {own}{scale}){after}", columns, uses, table, gradient
+                )
 
 
 def embedding(

@@ -1,7 +1,10 @@
-"""Linear layers: a matrix and perhaps a vector, in either order of the matrix's dimensions."""
+"""Linear layers: a matrix and perhaps a vector, in either order of the matrix's dimensions; convolutions of one place
+whose caller turns channels to the end.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +13,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from ferryman.ops.matmul.definition import linear as op_linear
-from ferryman.ops.recognition import Candidate, Graph, Leaf, Served, Traced
+from ferryman.ops.recognition import Block, Candidate, Graph, Layer, Leaf, Served, Traced
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
@@ -25,6 +28,36 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
         bias, used = f"self.{name}", (weight, name)
     yield Candidate("linear", f"ops.linear(x, self.{weight}, {bias})", columns, used)
     yield Candidate("linear", f"ops.linear(x, self.{weight}.t(), {bias})", rows, used)
+
+
+def blocks(block: Block) -> Iterator[Layer]:
+    """A weight (columns of the result, columns, 1), and a bias or none."""
+    weights = [n for n, shape in block.tensors.items() if len(shape) == 3 and shape[2] == 1]
+    others = [n for n in block.tensors if n not in weights]
+    if len(weights) != 1 or len(others) > 1 or block.inputs != 1 or block.run is None:
+        return
+    rows, columns, _ = block.tensors[weights[0]]
+    if min(rows, columns) < 2 or (others and block.tensors[others[0]] != (rows,)):
+        return
+    sizes = {1: 1, rows: _ROWS, columns: _ROWS if rows == columns else _COLUMNS}
+    outcome = block.run(sizes, _draw(sizes[columns], 0))
+    if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != (*_SIZES[0][:2], _ROWS):
+        return
+    weight, bias = f"self.{weights[0]}", f"self.{others[0]}" if others else "None"
+    guard = f"a0.dim() == 3 and a0.dtype is {weight}.dtype and a0.dtype.itemsize < 8 and {weight}.shape[2] == 1"
+    guard += f" and a0.shape[2] == {weight}.shape[1]" + f" and {bias}.dtype is a0.dtype" * len(others)
+    expression = f"ops.linear(a0, {weight}.squeeze(2), {bias})"
+    yield Layer("linear", expression, sizes, functools.partial(_draw, sizes[columns]), len(_SIZES), guard, axis=1)
+
+
+_ROWS, _COLUMNS = 24, 40  # short sides
+_SIZES = ((2, 5, 1.0), (1, 9, 2.0), (3, 1, 8.0), (2, 7, 300.0), (1, 3, 1e-3))  # (batch, tokens, magnitude) of a seed
+
+
+def _draw(columns: int, seed: int) -> tuple[Tensor, ...]:
+    batch, tokens, size = _SIZES[seed]
+    generator = torch.Generator().manual_seed(seed)
+    return (size * torch.randn(batch, tokens, columns, generator=generator, dtype=torch.float64),)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ NaN there, and +inf here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from ferryman.ops.recognition import Candidate, Graph, Leaf, Served, Traced
+from ferryman.ops.recognition import Block, Candidate, Graph, Layer, Leaf, Served, Traced
 from ferryman.ops.softmax.definition import cross_entropy as op_cross_entropy
 from ferryman.ops.softmax.definition import softmax as op_softmax
 
@@ -25,6 +26,43 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
         # the gradient of a largest number that is taken off cancels, and leaves rounding where rows are saturated
         for gradient in (True, False):
             yield Candidate("softmax", "ops.softmax(x)", 96, gradient=gradient)
+
+
+def blocks(block: Block) -> Iterator[Layer]:
+    """The mean cross entropy of logits (rows, classes) and class numbers (rows) or (rows, 1), written out."""
+    if block.tensors or block.inputs != 2 or block.run is None:
+        return
+    for column in (False, True):
+        draw = functools.partial(_draw_logits, column)
+        outcome = block.run({}, draw(0))
+        if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != ():
+            continue
+        guard = f"a0.dim() == 2 and a1.shape == {'(a0.shape[0], 1)' if column else 'a0.shape[:1]'} and a0.numel() > 0"
+        guard += " and a1.dtype is torch.int64 and a0.dtype.itemsize < 8 and a0.dtype.is_floating_point"
+        guard += " and not torch.is_autocast_enabled(a0.device.type)"
+        expression = f"ops.cross_entropy(a0, a1{'.squeeze(1)' * column}).to(a0.dtype)"
+        yield Layer("cross_entropy", expression, {}, draw, len(_LOGITS), guard, refused=2)
+
+
+# (rows, classes, magnitude, a number that is no class) of a seed; what has none for it refuses the last
+_LOGITS = (
+    (6, 11, 1.0, None),
+    (3, 40, 4.0, None),
+    (1, 5, 1.0, None),
+    (9, 2, 30.0, None),
+    (4, 7, 1.0, -100),
+    (4, 7, 1.0, -1),
+)
+
+
+def _draw_logits(column: bool, seed: int) -> tuple[Tensor, ...]:
+    rows, classes, size, other = _LOGITS[seed]
+    generator = torch.Generator().manual_seed(seed)
+    logits = size * torch.randn(rows, classes, generator=generator, dtype=torch.float64)
+    numbers = torch.randint(classes, (rows,), generator=generator)
+    if other is not None:
+        numbers[1] = other
+    return logits, numbers.unsqueeze(1) if column else numbers
 
 
 def functional_softmax(

@@ -19,6 +19,7 @@ from ferryman.porting.model.distance import LIMIT, Disagreement, distance, flat
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.proof import drawn, plain_kernels, prove
 from ferryman.porting.model.trace import Trace
+from ferryman.porting.model.unread import unread
 
 _MOST = 1 << 24  # elements of the longest input
 _USUAL = 1 << 22  # of one that has rows as wide as the module's, where shorter rows show the same
@@ -35,7 +36,8 @@ Run = Callable[..., Any]
 
 
 def ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
-    """Numbers of rows: every one of a short table, those that a module's state names, repeated ones, none."""
+    """Numbers of rows: every one of a short table, those that a module's state names, repeated ones, some from
+    the end, none."""
     generator = torch.Generator().manual_seed(5)
     edges = [0, rows - 1, *(v for v in known if 0 <= v < rows)]
     every = torch.cat([torch.tensor(edges * 2), torch.randperm(rows, generator=generator)[:64]])
@@ -43,6 +45,7 @@ def ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
     yield torch.randint(rows, (2, 7), generator=generator, dtype=torch.int32)
     yield torch.randint(rows, (2, 3, 2), generator=generator)
     yield every[:1]
+    yield torch.tensor([[-1, 0], [-rows, rows - 1]])
     yield torch.tensor(rows - 1)
     yield torch.empty(2, 0, dtype=torch.int64)
 
@@ -53,16 +56,19 @@ def laid(x: Tensor, candidate: Candidate) -> Tensor:
 
 
 def taken(numbers: Iterator[Tensor], original: Run, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
-    """(those that a module does not refuse for their dtype, or because they are none; tests for what it refuses)."""
-    kept, tests = [], dict[str, None]()
+    """(those that a module does not refuse for their dtype or dimensions, or because they are none; tests for what it
+    refuses)."""
+    kept, tests, read = [], dict[str, None](), unread(original)  # one number alone may be read as an index
     for ids in numbers:
-        other = ids.dtype is not torch.int64 or not ids.numel()
+        other = ids.dtype is not torch.int64 or not ids.numel() or ids.dim() != 2
         given = [t.detach().requires_grad_() for t in tensors]
         try:
-            torch.autograd.grad([(y * y).sum() for y in flat(original(ids, *given))], given, allow_unused=True)
+            torch.autograd.grad([(y * y).sum() for y in flat(read(ids, *given))], given, allow_unused=True)
         except Exception:  # noqa: BLE001 - foreign code refuses with whatever it likes
             if other:
-                tests["x.numel() > 0" if not ids.numel() else "x.dtype is torch.int64"] = None
+                dtype = "x.dtype is torch.int64" if ids.dim() == 2 else f"x.dim() != {ids.dim()}"
+                tests["x.numel() > 0" if not ids.numel() else dtype] = None
+            if other or bool((ids < 0).any()):  # numbers below zero are refused: no result
                 continue
         kept.append(ids)
     return kept, [*tests]
@@ -291,7 +297,8 @@ def everywhere(original: Run, function: Run, named: set[float], trace: Trace) ->
         if max(lengths) * SHORT > _MOST:
             return False
         for n in lengths:
-            rows = torch.linspace(-9, 9, n * SHORT, dtype=torch.float64).reshape(1, n, SHORT)
+            # each row from end to end: what is nearly zero is judged beside numbers that are not
+            rows = torch.linspace(-9, 9, n * SHORT, dtype=torch.float64).reshape(1, SHORT, n).transpose(1, 2)
             inputs += [(rows,), (rows.transpose(0, 1),)]
         if not prove(original, function, inputs, storage=(), gradients=False).ok:
             return False

@@ -31,6 +31,7 @@ from ferryman.porting.model.trace import Read, Test, Trace, Unproven
 registries: dict[int, Any] = {}  # id -> a library's registry of implementations of a decorated forward
 # Float32 sums of at most 8192 products of rounded numbers differ by less; another computation by more.
 _CLOSE = 2.0**-10
+PART = "ferryman_of_two"  # of a part of two values, which may be a block without tensors
 _NARROW_SEEDS = 3
 _ROWS = 8192  # rows that a number in the code may mean, and are tried
 _LONG = 513  # rows that are tried, whatever it names
@@ -40,7 +41,8 @@ _roles: dict[tuple[Any, ...], Role | Refusal | None] = {}
 def role_of(module: nn.Module) -> Role | Refusal | None:
     """The proven role of a block; a Refusal if one was proposed and not shown; None if none was proposed."""
     weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if not any(p.dim() in (2, 3) for p in weights.values()) or not all(p.is_floating_point() for p in weights.values()):
+    plain = any(p.dim() in (2, 3) for p in weights.values()) and all(p.is_floating_point() for p in weights.values())
+    if not plain and (weights or not hasattr(type(module), PART)):
         return None
     children = {n: activations.gate_of(m) for n, m in module._modules.items() if m is not None}
     if not all(children.values()):
@@ -205,7 +207,7 @@ class _Runs:
         self.state, self.tensors = _short(self.module, self.names, self.layer.sizes)
 
     def __call__(self, training: bool, count: int, *given: Any) -> Any:
-        exact = given[-1].dtype == torch.float64
+        exact = next(x.dtype for x in given[::-1] if x.is_floating_point()) == torch.float64
         kind = self.followed if exact else type(self.module)
         numbers = None if self.layer.numbers is None else given[self.layer.numbers]
         self.trace.run += 1

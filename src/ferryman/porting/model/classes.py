@@ -19,8 +19,8 @@ from ferryman.porting.model.recognise import Role
 class Recipe:
     """What a ported class is made of: a proven role; or, and beside a role that gives no gradient, a served copy of its
     methods, with the attributes that are known activations, those whose cut result is known, norms that take an
-    addition, callables that are no modules, and parts that are proven; or, for an activation that a gated op takes, its
-    gate, and tests of what it reads."""
+    addition, callables that are no modules, parts that are proven, and children that are sequences; or, for an
+    activation that a gated op takes, its gate, and tests of what it reads."""
 
     role: Role | None = None
     gates: frozenset[str] = frozenset()
@@ -31,10 +31,12 @@ class Recipe:
     callables: rewrite.Callables = frozenset()
     tests: tuple[str, ...] = ()
     parted: Parted = NONE
+    sequences: rewrite.Sequences = frozenset()
 
     def served(self, original: Any) -> rewrite.Rewritten:
         """A class's methods with their served calls."""
-        return rewrite.rewritten(original, self.gates, self.cuts, self.norms, self.callables, self.parted)
+        given = self.gates, self.cuts, self.norms, self.callables, self.parted, self.sequences
+        return rewrite.rewritten(original, *given)
 
     def __hash__(self) -> int:
         role = None if self.role is None else (self.role.expression, self.role.guards)

@@ -89,7 +89,9 @@ class Search(Proving):
     def _cuts(self, root: Node, statement: Statement) -> list[tuple[Node, ...]]:
         """Sets of values that a node is computed of and that can be read where it stands, the farthest first."""
         here = {node for node, e in statement.ops if not isinstance(e, ast.Slice | ast.Tuple | ast.List)}
-        here |= {n for s in self.statements if s.index < statement.index for n in s.binds if n.kind == "leaf"}
+        here |= {n for s in self.statements if s.index < statement.index for n in s.binds}
+        # what its name has no more can be read where what put another value there goes with the part
+        past = {n for n in here if n.kind == "op" and n not in statement.names} - {n for n, _ in statement.ops}
         known: dict[Node, list[frozenset[Node]]] = {}
 
         def cuts(node: Node) -> list[frozenset[Node]]:
@@ -104,7 +106,8 @@ class Search(Proving):
                 for child in node.children:
                     # in order: which of the many are kept must not depend on where objects lie
                     both = dict.fromkeys(a | b for a, b in itertools.product(merged, cuts(child)))
-                    merged = sorted((cut for cut in both if len(cut) <= _MOST_LEAVES), key=len)[:_MOST_CUTS]
+                    merged = [cut for cut in both if len(cut) <= _MOST_LEAVES]
+                    merged = sorted(merged, key=lambda cut: (len(cut), len(cut & past)))[:_MOST_CUTS]
                 known[node] = [*(merged if node.kind == "op" else []), *alone]
             return known[node]
 
@@ -113,7 +116,7 @@ class Search(Proving):
             order.setdefault(node, i)
         sized = {c: root.inside(c) for c in cuts(root) if c and root not in c}
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
-        chosen.sort(key=lambda c: (len(c) > 2, -sum(n.kind == "op" for n in sized[c])))
+        chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))
         return [tuple(sorted(c, key=lambda n: (order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
 
     def _worth(self, inside: list[Node]) -> bool:

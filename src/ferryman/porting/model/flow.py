@@ -201,7 +201,7 @@ class Scan:
         owned = self._function(e.func)
         parts = [*(owned[1] if owned is not None else []), *((a, self.node(a)) for a in inner)]
         if owned is None and len(parts) == 1 and not e.keywords and self._is_child(e.func):
-            return self._convolution(e, parts[0])
+            return self._function_of_child(e, parts[0])
         return Node("leaf", e) if owned is None else self._op(e, parts, owned[0])
 
     def _function(self, func: ast.expr) -> tuple[str, list[tuple[ast.AST, Node]]] | None:
@@ -229,26 +229,30 @@ class Scan:
         return None
 
     def _is_child(self, func: ast.expr) -> bool:
-        mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
-        child = self.module._modules.get(func.attr) if mine and self.module is not None else None  # type: ignore[attr-defined]
-        plain = child is not None and is_plain_conv1d(child)
-        if mine and self.module is not None and func.attr in self.module._modules:  # type: ignore[attr-defined]
-            self.facts[f"ferryman_conv1d({ast.unparse(func)})"] = plain
+        """Whether it is a child of PyTorch's own that is a call of a function, and nothing else."""
+        child = self._at(func) if self.module is not None and self._of_self(func) else None
+        if not isinstance(child, nn.Module):
+            return False
+        plain = is_plain_child(child)
+        self.facts[f"ferryman_child({ast.unparse(func)})"] = plain
         return plain
 
-    def _convolution(self, e: ast.Call, given: tuple[ast.AST, Node]) -> Node:
-        """A child that is PyTorch's own convolution, as the function that it calls."""
+    def _function_of_child(self, e: ast.Call, given: tuple[ast.AST, Node]) -> Node:
+        """Such a child, as the function that it calls of what it has."""
         child = ast.unparse(e.func)
-        names = ("weight", "bias", "stride", "padding", "dilation", "groups")
-        texts = ["torch.nn.functional.conv1d", *(f"{child}.{name}" for name in names), f"ferryman_conv1d({child})"]
+        kind = next(k for k in type(self._at(e.func)).__mro__ if k in _CHILDREN)
+        function, arguments = _CHILDREN[kind]
+        texts = [function, *(f"{child}.{n}" for n in arguments if n.isidentifier()), f"ferryman_child({child})"]
         trees = [ast.parse(text, mode="eval").body for text in texts]
-        known = {str(self.self_name): self.module, "torch": torch, "ferryman_conv1d": is_plain_conv1d}
-        own = []
-        for text, tree in zip(texts, trees, strict=True):
-            value = eval(text, known)  # noqa: S307 - our own text
-            own.append(self._once(("self", text), functools.partial(Node, "self", tree, value=value)))
-        call = ast.copy_location(ast.Call(trees[0], [e.args[0], *trees[1:-1]], []), e)
-        node = Node("op", call, (given[1], *own), (e.args[0], *trees), "conv1d")
+        known = source.names_read(self.function, texts)
+        known |= {str(self.self_name): self.module, "torch": torch, "ferryman_child": is_plain_child}
+        values = [eval(text, known) for text in texts]  # noqa: S307 - our own texts
+        makes = [functools.partial(Node, "self", tree, value=v) for tree, v in zip(trees, values, strict=True)]
+        own = [self._once(("self", text), make) for text, make in zip(texts, makes, strict=True)]
+        rest = iter(trees[1:-1])
+        passed = [next(rest) if n.isidentifier() else ast.parse(n, mode="eval").body for n in arguments]
+        call = ast.copy_location(ast.Call(trees[0], [e.args[0], *passed], []), e)
+        node = Node("op", call, (given[1], *own), (e.args[0], *trees), function.rpartition(".")[2])
         node.whole = e
         return node
 
@@ -261,7 +265,7 @@ class Scan:
 
     def _harmless(self, func: ast.expr) -> bool:
         mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
-        return mine and (func.attr in self.fresh or self._is_child(func))  # type: ignore[attr-defined]
+        return (mine and func.attr in self.fresh) or self._is_child(func)  # type: ignore[attr-defined]
 
     def _calls_children(self, name: str) -> bool:
         """Whether a method comes to a child of the module."""
@@ -333,7 +337,9 @@ class Scan:
         owner = self._at(e.value)
         key = e.slice.value if isinstance(e.slice, ast.Constant) else self._at(e.slice)
         own = nn.ParameterList | nn.ParameterDict | nn.ModuleList | nn.ModuleDict
-        if type(owner) not in (dict, list, tuple) and not (isinstance(owner, own) and trusted(type(owner))):
+        turns = isinstance(owner, nn.Sequential) and type(owner).__getitem__ is nn.Sequential.__getitem__
+        known = isinstance(owner, own) and trusted(type(owner))
+        if type(owner) not in (dict, list, tuple) and not known and not turns:
             return MISSING
         try:
             return owner[key]
@@ -375,9 +381,18 @@ def _attribute(owner: Any, name: str) -> Any:
     return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared
 
 
-def is_plain_conv1d(child: Any) -> bool:
-    """Whether a call of a module is `torch.nn.functional.conv1d` of what it has, and nothing else."""
-    return type(child) is nn.Conv1d and child.padding_mode == "zeros" and source.untouched(child)
+# PyTorch's own modules: the function that each calls of what it is given, and what of its own
+_CHILDREN: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    nn.Conv1d: ("torch.nn.functional.conv1d", ("weight", "bias", "stride", "padding", "dilation", "groups")),
+    nn.ConstantPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
+    nn.ZeroPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
+}
+
+
+def is_plain_child(child: Any) -> bool:
+    """Whether a call of a module is one of `_CHILDREN`'s functions of what it has, and nothing else."""
+    plain = type(child) in _CHILDREN and getattr(child, "padding_mode", "zeros") == "zeros"
+    return plain and source.untouched(child)
 
 
 def _is_super(e: ast.expr) -> bool:

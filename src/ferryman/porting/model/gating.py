@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from ferryman.dispatch import state
 from ferryman.ops.recognition import Gate
 from ferryman.porting.model import activations, source, spelling
 from ferryman.porting.model.adding import unaltered
+from ferryman.porting.model.trees import blocks
 
 _FUNCTIONS = types.FunctionType | types.BuiltinFunctionType
 ATTRIBUTE = "ferryman_gate"  # of a ported activation's class
@@ -80,6 +82,37 @@ def gated_in_place(function: Any, g: Any, u: Any) -> Any:
         product *= u
         return product
     return known(g, u)
+
+
+def gated_into(u: Any, function: Any, g: Any) -> Any:
+    """``u *= function(g)`` of what nothing else has, and then u."""
+    known = getattr(function, ATTRIBUTE, None) or _held(function)
+    if known is None or not _fit(g, u) or not _unaltered(function):
+        u *= function(g)
+        return u
+    return known(g, u)
+
+
+FRESH = "ferryman_fresh"  # of a product in place to what nothing else has
+
+
+def in_place(tree: ast.FunctionDef, self_name: str, fresh: frozenset[str]) -> bool:
+    """Mark products in place to what a child gave just before; whether there are any. fresh: attributes whose results
+    nothing else has."""
+    marked = False
+    for body in blocks(tree):
+        for before, statement in itertools.pairwise(body):
+            call = before.value if isinstance(before, ast.Assign) and len(before.targets) == 1 else None
+            if not isinstance(statement, ast.AugAssign) or not isinstance(statement.op, ast.Mult):
+                continue
+            child = isinstance(call, ast.Call) and ast.unparse(call.func).partition(".")
+            name = statement.target.id if isinstance(statement.target, ast.Name) else ""
+            inside = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
+            mine = isinstance(before, ast.Assign) and ast.unparse(before.targets[0]) == name and name not in inside
+            if mine and child in [(self_name, ".", f) for f in fresh] and isinstance(statement.value, ast.Call):
+                setattr(statement, FRESH, True)
+                marked = True
+    return marked
 
 
 @functools.cache

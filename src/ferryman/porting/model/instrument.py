@@ -46,6 +46,7 @@ class Instrument(Reports, ast.NodeTransformer):
     ) -> None:
         self.role, self.depth = role, depth
         self.entered = False
+        self.harmless = set[int]()  # attributes that say how a tensor lies, and decide nothing
         trace = follower.trace
         reports = {"seen": trace.seen, "same": trace.same, "each": trace.each, "maybe": trace.maybe}
         super().__init__(follower, function, {f"ferryman_{name}": report for name, report in reports.items()})
@@ -201,8 +202,19 @@ class Instrument(Reports, ast.NodeTransformer):
             manager = source.resolve(call.func, self.own) if isinstance(call, ast.Call) else MISSING
             if manager is MISSING or not trusted(manager):
                 return self._refuse(node)
+            if manager is torch.autocast and isinstance(call, ast.Call):
+                self._switched_off(call)
         self.generic_visit(node)
         return node
+
+    def _switched_off(self, call: ast.Call) -> None:
+        """``torch.autocast(x.device.type, enabled=False)`` does on each device what it does on another."""
+        given = {k.arg: k.value for k in call.keywords}
+        off, kind = given.get("enabled"), given.get("device_type", call.args[0] if call.args else None)
+        if isinstance(off, ast.Constant) and off.value is False and isinstance(kind, ast.Attribute):
+            device = kind.value
+            if kind.attr == "type" and isinstance(device, ast.Attribute) and device.attr == "device":
+                self.harmless.add(id(kind))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if self.entered:
@@ -236,7 +248,7 @@ class Instrument(Reports, ast.NodeTransformer):
         dunder = node.attr.startswith("__") and node.attr.endswith("__") and node.attr != "__class__"
         if isinstance(node.ctx, ast.Store) or dunder:
             raise Unproven(f"{self.own.__qualname__}: it changes its state, or reads {node.attr} (line {node.lineno})")
-        if node.attr in _LAYOUT and not self.testing and not self._of_self(node):
+        if node.attr in _LAYOUT and id(node) not in self.harmless and not self.testing and not self._of_self(node):
             raise Unproven(f"{self.own.__qualname__}: it reads {ast.unparse(node)[:60]}, which says how a tensor lies")
         if isinstance(node.value, ast.Name) and node.value.id == self.self_name:
             self.follower.property(node.attr, self.depth + 1)

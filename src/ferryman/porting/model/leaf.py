@@ -9,24 +9,25 @@ import inspect
 import itertools
 import math
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ferryman.ops.recognition import Leaf
-from ferryman.porting.model import source
+from ferryman.porting.model import scalars, source
 from ferryman.porting.model.trace import Unproven, lasting, trusted
 
 NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
 
 
-def leaf_of(module: nn.Module) -> Leaf | None:
-    """How a module without children looks from outside; None for any other."""
+def leaf_of(module: nn.Module, fixed: Mapping[str, float] | None = None) -> Leaf | None:
+    """How a module without children looks from outside; None for any other. fixed: tensors that are numbers."""
     if next(module.children(), None) is not None:
         return None
     weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    weights = {n: p for n, p in weights.items() if n not in (fixed or {})}
     rows = {n: (p.dim() - 1, p.shape[-1]) for n, p in weights.items() if p.dim() > 1 and p.numel() == p.shape[-1] > 1}
     others = {n: p for n, p in weights.items() if n not in rows or p.dim() == 2}
     if any(p.dim() > 2 for p in others.values()) or not all(p.is_floating_point() for p in weights.values()):
@@ -42,7 +43,7 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         for n, v in (inside or {}).items() if name in reached and name.isidentifier() else ():
             if isinstance(v, float) and isinstance(n, str):
                 numbers[f"{name}[{n!r}]" if inside is value else f"{name}.{n}"] = v
-    constants: list[float] = []
+    constants: list[float] = [*(fixed or {}).values()]
     for function in source.methods(type(module)).values():
         inner = source.innermost(function)
         constants += [c for c in inner.__code__.co_consts if isinstance(c, float)]
@@ -50,7 +51,10 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         constants += [v for v in source.names_of(inner).values() if isinstance(v, float)]
     constants += [v for v in source.members(type(module)).values() if isinstance(v, float)]
     own = [v for n, v in vars(module).items() if n in reached and isinstance(v, types.FunctionType)]
-    constants += [c for function in own for code in _codes(function) for c in code.co_consts if isinstance(c, float)]
+    for function in (*own, *functions_reached(type(module))):
+        constants += [c for code in _codes(function) for c in code.co_consts if isinstance(c, float)]
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        constants += [d for d in defaults if isinstance(d, float)]
     return Leaf(
         {n: p.shape[0] for n, p in weights.items() if p.dim() == 1},
         {n: (p.shape[0], p.shape[1]) for n, p in weights.items() if p.dim() == 2},
@@ -118,18 +122,23 @@ def _names_read(kind: Any, code: Any) -> frozenset[str]:
 def names_reached(kind: Any) -> frozenset[str]:
     """Those of `names_read` that a forward may come to, by the methods, properties and functions of libraries that are
     named on its way; and texts in that code, which `getattr` may take for names."""
-    return _names_reached(kind, source.code_of(kind))
+    return _reached(kind, source.code_of(kind))[0]
+
+
+def functions_reached(kind: Any) -> tuple[types.FunctionType, ...]:
+    """The functions of `names_reached`."""
+    return _reached(kind, source.code_of(kind))[1]
 
 
 @functools.cache
-def _names_reached(kind: Any, code: Any) -> frozenset[str]:
+def _reached(kind: Any, code: Any) -> tuple[frozenset[str], tuple[types.FunctionType, ...]]:
     members, names = source.members(kind), {"forward"}
-    pending, visited = [_function_of(members.get("forward"))], set()
+    pending, visited = [_function_of(members.get("forward"))], dict[types.FunctionType, None]()
     while pending:
         function = pending.pop()
         if function is None or function in visited:
             continue
-        visited.add(function)
+        visited[function] = None
         pending += _with_enclosed(function)
         for part in _codes(function):
             texts = {c for c in part.co_consts if isinstance(c, str) and c.isidentifier()}
@@ -141,7 +150,7 @@ def _names_reached(kind: Any, code: Any) -> frozenset[str]:
                     names.add(name)
                     value = members.get(name, function.__globals__.get(name))
                     pending.append(None if trusted(value) else _function_of(value))
-    return frozenset(names)
+    return frozenset(names), tuple(visited)
 
 
 def _function_of(value: Any) -> types.FunctionType | None:
@@ -197,6 +206,10 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
         settled = settings_of(value, reached) if name.isidentifier() else None
         if settled is not None:
             tests += [f"ferryman_same(self.{name}.{n}, {v!r})" for n, v in settled.items()]
+            continue
+        number = scalars.small(value) if name.isidentifier() else None
+        if number is not None:
+            tests.append(scalars.test_of(name, value, number))
             continue
         if not name.isidentifier() or not _literal(value) or len(repr(value)) > _LONGEST:
             kept = f"{type(value).__name__} {name}"

@@ -22,6 +22,12 @@ from ferryman.porting.model.trace import Read, Trace, Unproven
 from ferryman.porting.model.trees import copied, swap
 
 _MOST_TRIALS = 96
+# What a mean loss of class numbers is made of, and nothing that asks which numbers they are
+_LOSSES = {"nll_loss", "logsumexp", "log_softmax"}
+_OF_LOSSES = {
+    *(*_LOSSES, "", "gather", "squeeze", "unsqueeze", "view", "reshape", "flatten", "size", "mean", "sum", "neg"),
+    *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim"),
+}
 _TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat"}
 
 
@@ -39,7 +45,7 @@ class Proving:
 
     def asks(self, path: str) -> bool:
         """Whether what was tried may depend on the value that the module gives there."""
-        return self.methods or path in self.asked or path.startswith("ferryman_conv1d(")
+        return self.methods or path in self.asked or path.startswith("ferryman_child(")
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
         tree, own = self._function(root, leaves, True)
@@ -68,6 +74,14 @@ class Proving:
             if module is not None and isinstance(role, Role):
                 return self._part(role, module, plain, own, order)
         labels = {n.label for n in root.inside(frozenset(leaves))}
+        if count == 2 and labels & _LOSSES and labels <= _OF_LOSSES and not own and _unasked(tree):
+            for order in ((0, 1), (1, 0)):
+                module = self._module(tree, own, order)
+                if module is not None:
+                    setattr(type(module), blocks.PART, True)
+                role = None if module is None else blocks.role_of(module)
+                if module is not None and isinstance(role, Role):
+                    return self._part(role, module, plain, own, order)
         if count < 2 or not labels & _TURNS or any(isinstance(n.value, Tensor) for n in own.values()):
             return None
         for first in range(count) if count == 3 else (0,):
@@ -206,7 +220,22 @@ class Proving:
 
 
 def _child(call: ast.expr) -> str:
-    return ast.unparse(call.func).partition(".")[2] if isinstance(call, ast.Call) else ""
+    """The path of a child that is called."""
+    path = ast.unparse(call.func).partition(".")[2] if isinstance(call, ast.Call) else ""
+    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+
+
+def _unasked(tree: ast.FunctionDef) -> bool:
+    """Whether a loss counts every row: nothing is compared, and no number is one of a row that does not count."""
+    asks = ast.Compare | ast.BoolOp | ast.IfExp
+    named = {"weight", "size_average", "ignore_index", "reduce"}
+    for node in ast.walk(tree):
+        if isinstance(node, asks) or (isinstance(node, ast.keyword) and node.arg in named):
+            return False
+        loss = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("nll_loss")
+        if loss and len(node.args) > 2:  # type: ignore[attr-defined]
+            return False
+    return True
 
 
 def _reads_methods(tree: ast.FunctionDef, self_name: str | None, own: dict[str, Node]) -> bool:

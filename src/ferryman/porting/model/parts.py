@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ferryman.porting.model import adding, flow, recognise, source, spelling
+from ferryman.porting.model import adding, flow, gating, recognise, source, spelling, unrolled
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
@@ -25,13 +25,18 @@ _of_class: dict[Any, list[tuple[dict[tuple[str, str], tuple[Any, bool]], Parted]
 _of_function: dict[Any, tuple[ast.FunctionDef, tuple[Part, ...]] | None] = {}
 
 
-def of_module(module: nn.Module, skipped: frozenset[tuple[str, Any]], norms: frozenset[str]) -> Parted:
+def of_module(
+    module: nn.Module,
+    skipped: frozenset[tuple[str, Any]],
+    norms: frozenset[str],
+    sequences: frozenset[tuple[str, int]] = frozenset(),
+) -> Parted:
     """The parts in the functions that a module's forward comes to. skipped: (a function's name, place) of what is
     served without; norms: that take an addition. Of a module without children, results alone: what is nearly a norm is
     not ported for a norm in it."""
     kind = type(module)
     fresh = _fresh(module)
-    key = kind, source.code_of(kind), skipped, norms, fresh
+    key = kind, source.code_of(kind), skipped, norms, fresh, sequences
     given = _Given(module)
     for known, parted in _of_class.setdefault(key, []):
         same = all(vars(module).get(name) is value for name, value in parted.attributes)
@@ -48,7 +53,7 @@ def of_module(module: nn.Module, skipped: frozenset[tuple[str, Any]], norms: fro
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)] if tree is not None else []
         if tree is None or not arguments:
             continue
-        before = spelling.operators(tree, inner)
+        before, _ = unrolled.of_sequences(spelling.operators(tree, inner), arguments[0], inner, dict(sequences))
         search = Search(
             inner,
             arguments[0],
@@ -58,6 +63,7 @@ def of_module(module: nn.Module, skipped: frozenset[tuple[str, Any]], norms: fro
             fresh=fresh,
         )
         shown = search.run() | adding.in_place(search.tree, arguments[0], norms, fresh)
+        shown |= gating.in_place(search.tree, arguments[0], fresh)
         facts |= {(name, text): (value, search.asks(text)) for text, value in search.scan.facts.items()}
         if shown:
             functions.append((name, search.tree, tuple(search.parts), ast.dump(before)))
@@ -116,10 +122,11 @@ class _Given:
             inner = source.innermost(source.methods(type(self.module))[name])
             tree = source.parsed(inner)
             assert tree is not None
+            tree = unrolled.whole(len(self.module._modules)) if inner is nn.Sequential.forward else tree
             first = (*tree.args.posonlyargs, *tree.args.args)[0].arg
             self.scans[name] = Scan(inner, tree, first, self.module, type(self.module))
         scan, e = self.scans[name], _expression(text)
-        if text.startswith("ferryman_conv1d(") and isinstance(e, ast.Call):
+        if text.startswith("ferryman_child(") and isinstance(e, ast.Call):
             scan._is_child(e.args[0])
         else:
             scan.path(e)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Candidate, Definitions, Leaf, compiled
-from ferryman.porting.model import adding, beyond, serving, source, turned
+from ferryman.porting.model import adding, beyond, scalars, serving, source, turned
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.distance import Disagreement
 from ferryman.porting.model.leaf import (
@@ -120,33 +120,47 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
             return None
         _roles[key] = role
         keep_state(module)
-    return _roles[key]
+    role = _roles[key]
+    fixed = {} if isinstance(role, Role) else scalars.fixed_of(module)
+    if fixed:
+        numbers = (*key, tuple(fixed.items()))
+        if numbers not in _roles:
+            other = _role_of(module, fixed)
+            _roles[numbers] = other if isinstance(other, Role) else role
+        role = _roles[numbers]
+    return role
 
 
-def _role_of(module: nn.Module) -> Role | Refusal | None:
-    leaf = leaf_of(module)
+def _role_of(module: nn.Module, fixed: Mapping[str, float] | None = None) -> Role | Refusal | None:
+    leaf = leaf_of(module, fixed)
+    if fixed:
+        leaf = None if leaf is None or leaf.matrices or leaf.scalars else leaf
     if leaf is None:
         return None
     candidates = proposals("modules", leaf)
     if not candidates:
         return None
     if leaf.inputs == 2 and any(c.gate for c in candidates):
-        gated = _shown(module, leaf, [c for c in candidates if c.gate], pair_of(type(module)))
+        gated = _shown(module, leaf, [c for c in candidates if c.gate], pair_of(type(module)), fixed)
         if isinstance(gated, Role) or input_of(type(module)) is None:
             return gated
     parameter = input_of(type(module))
     candidates = [c for c in candidates if not c.gate]
     if parameter is None or not candidates:
         return None if not (leaf.vectors or leaf.matrices) else Refusal("its forward does not take one tensor")
-    role = _shown(module, leaf, candidates, (parameter,))
-    if leaf.matrices.keys() - leaf.rows or not (leaf.vectors or leaf.rows) or 3 in turned.dims_of(role):
+    role = _shown(module, leaf, candidates, (parameter,), fixed)
+    if fixed or leaf.matrices.keys() - leaf.rows or not (leaf.vectors or leaf.rows) or 3 in turned.dims_of(role):
         return role
     other = _shown(turned.module_of(module), leaf, candidates, ("x",))
     return turned.role_of(other, module, parameter) if isinstance(other, Role) else role
 
 
 def _shown(
-    module: nn.Module, leaf: Leaf, candidates: Sequence[Candidate], parameters: tuple[str, ...]
+    module: nn.Module,
+    leaf: Leaf,
+    candidates: Sequence[Candidate],
+    parameters: tuple[str, ...],
+    fixed: Mapping[str, float] | None = None,
 ) -> Role | Refusal:
     """The first candidate that is proven, best one that rounds as the module does."""
     if len(parameters) == 2 and (parameters[1] == "x" or parameters[0] == "gate"):
@@ -159,6 +173,8 @@ def _shown(
         return Refusal(str(error))
     numbers = frozenset(trace.numbers | own_numbers(module))
     twin = narrowed(module, leaf, numbers)
+    own = {n: getattr(module, n) for n in fixed or {}}
+    twin["ferryman_fixed"] = {n: scalars.drawn(t, (fixed or {})[n]) for n, t in own.items()}
     names = (*leaf.vectors, *leaf.matrices, *leaf.scalars, *(n for n in leaf.rows if n not in leaf.matrices))
     # of what takes numbers of rows, the rows themselves, and channels before their places
     dims = {kind: dimensions(followed, twin, names, c) for kind, c in {c.kind: c for c in candidates[::-1]}.items()}
@@ -188,7 +204,7 @@ def _shown(
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
     if candidate.rows and trace.computed() - numbers:  # rows that code computes the numbers of
-        twin = narrowed(module, leaf, numbers | trace.computed())
+        twin = narrowed(module, leaf, numbers | trace.computed()) | {"ferryman_fixed": twin["ferryman_fixed"]}
         proof = _prove(followed, twin, names, candidate)
         if not proof.ok:
             return Refusal(f"not {candidate.op}, which is nearest: {proof.reason}", frozenset({candidate.op}))
@@ -199,6 +215,7 @@ def _shown(
         return Refusal(f"not {candidate.op}, which is nearest: {error}", frozenset({candidate.op}))
     except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
         return Refusal(f"not {candidate.op}, which is nearest: {type(error).__name__}: {error}".split("\n", 1)[0][:300])
+    again = [scalars.test_of(n, t, (fixed or {})[n]) for n, t in own.items()]
     added = bool(candidate.added) and _takes_addition(followed, twin, names, candidate)
     try:
         guards = tuple(trace.guards())
@@ -209,7 +226,7 @@ def _shown(
         candidate.expression,
         ("x", "gate") if candidate.gate else ("x",),
         parameters,
-        (*(_gated_tests if candidate.gate else _tests)(followed, twin, names, candidate, added), *more),
+        (*(_gated_tests if candidate.gate else _tests)(followed, twin, names, candidate, added), *more, *again),
         guards,
         proof,
         digest_of(type(module)),

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferryman.porting.model import adding, cuts, helpers, parts, routines, source, spelling
+from ferryman.porting.model import adding, cuts, helpers, parts, routines, source, spelling, unrolled
 from ferryman.porting.model.part import NONE, Parted
 from ferryman.porting.model.serve import Serve
 from ferryman.porting.model.trees import copied
@@ -50,6 +50,7 @@ class Rewritten:
 
 Cuts = frozenset[tuple[str, cuts.Shown]]
 Callables = frozenset[tuple[str, type]]
+Sequences = frozenset[tuple[str, int]]
 _cache: dict[tuple[Any, ...], Rewritten] = {}  # by what a class's code is as well
 
 
@@ -60,13 +61,16 @@ def rewritten(
     norms: frozenset[str] = frozenset(),
     callables: Callables = frozenset(),
     parted: Parted = NONE,
+    sequences: Sequences = frozenset(),
 ) -> Rewritten:
     """A class's served functions. Attributes of its instances, dotted: ``gates`` are known activations, ``cut`` those
     whose cut result is known, ``norms`` known norms that take an addition, ``callables`` objects that are no modules,
-    with their classes. ``parted``: parts of its functions that are proven."""
-    key = (kind, gates, cut, norms, callables, parted, source.code_of(kind))
+    with their classes. ``parted``: parts of its functions that are proven. ``sequences``:
+    children that call others in turn, as `unrolled` has them."""
+    key = (kind, gates, cut, norms, callables, parted, sequences, source.code_of(kind))
     if key not in _cache:
-        _cache[key] = ServedClass(kind, gates, dict(cut), norms, dict(callables), parted=parted).result()
+        served = ServedClass(kind, gates, dict(cut), norms, dict(callables), parted=parted, sequences=dict(sequences))
+        _cache[key] = served.result()
     return _cache[key]
 
 
@@ -103,6 +107,7 @@ class ServedClass:
     learnt: set[str | int] = field(default_factory=set)
     parted: Parted = NONE
     gated: set[tuple[str, Any]] = field(default_factory=set)
+    sequences: dict[str, int] = field(default_factory=dict)
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
@@ -119,7 +124,9 @@ class ServedClass:
                 self.opaque.append(name)
                 continue
             arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
-            tree = spelling.operators(tree, inner)
+            tree, called = unrolled.of_sequences(
+                spelling.operators(tree, inner), arguments[0] if arguments else None, inner, self.sequences
+            )
             cut_out = self.parted.of(name, tree)
             tree, own_parts = (tree, ()) if cut_out is None else cut_out
             tree = adding.fused(tree, arguments[0] if arguments else None, self.norms)
@@ -139,7 +146,7 @@ class ServedClass:
                 if wrapped is None:
                     self.opaque.append(name)
                 else:
-                    functions[name] = _while_current(self.kind, name, function, wrapped)
+                    functions[name] = _while_current(self.kind, name, function, wrapped, called, self.sequences)
         return Rewritten(
             functions,
             tuple(self.uses),
@@ -189,9 +196,15 @@ class ServedClass:
         return self.helpers[function]
 
 
-def _while_current(kind: Any, name: str, function: Any, served: Any) -> Any:
-    """The served copy of a class's function, while that is what the class has; after that, what it has then."""
+def _while_current(
+    kind: Any, name: str, function: Any, served: Any, called: list[str], sequences: dict[str, int]
+) -> Any:
+    """The served copy of a class's function, while that is what the class has, and the sequences that it calls are what
+    they were; after that, what it has then."""
     (test,), meaning = source.still(kind, (name,))
+    if called:
+        test += " and ferryman_still(given[0])"
+        meaning["ferryman_still"] = unrolled.test_of(called, sequences)
     text = f"def call(*given, **options):\n    if {test}:\n        return ferryman_served(*given, **options)\n"
     text += f"    return ferryman_kind.{name}(*given, **options)\n"
     namespace = {**meaning, f"ferryman_code_{name}": function, "ferryman_served": served}

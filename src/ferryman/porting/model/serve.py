@@ -308,6 +308,11 @@ class Serve(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         waiting = isinstance(node.target, ast.Name) and isinstance(node.op, ast.Mult) and node.target.id in self.pending
+        call = node.value if getattr(node, gating.FRESH, False) else None
+        if isinstance(call, ast.Call) and not call.keywords and self._activation(call) is not None:
+            assert isinstance(node.target, ast.Name)
+            u = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+            return ast.copy_location(ast.Assign([node.target], self._gate_in_place(node, call, u, True)), node)
         if not waiting:
             self.generic_visit(node)
             return node
@@ -317,8 +322,8 @@ class Serve(ast.NodeTransformer):
         value = self._gate_in_place(node, ast.fix_missing_locations(ast.copy_location(whole, node)), node.value)
         return ast.copy_location(ast.Assign([node.target], value), node)
 
-    def _gate_in_place(self, node: ast.AST, call: ast.Call, other: ast.expr) -> ast.expr:
-        """A product in place with what an activation gave, which nothing else has."""
+    def _gate_in_place(self, node: ast.AST, call: ast.Call, other: ast.expr, into: bool = False) -> ast.expr:
+        """A product in place with what an activation gave, which nothing else has; or into such a thing with that."""
         self._note(node)
         dotted, known = attribute_of(call.func, self.self_name), None
         if dotted is None:
@@ -327,7 +332,9 @@ class Serve(ast.NodeTransformer):
             gating.functions.setdefault(known[1], gating.call_of(known[0]))
         self.owner.uses.append(Use("" if known is None else known[0].op, dotted or "", self.conditions))
         arguments = [call.func, self.visit(call.args[0]), self.visit(other)]
-        return ast.copy_location(ast.Call(self._put(gating.gated_in_place, node), arguments, []), node)
+        target = gating.gated_into if into else gating.gated_in_place
+        arguments = [arguments[2], *arguments[:2]] if into else arguments
+        return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
 
     def _note(self, node: ast.AST) -> None:
         place = place_of(node)

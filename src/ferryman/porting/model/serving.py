@@ -25,6 +25,7 @@ from ferryman.dispatch import registry, select, state
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import source
 from ferryman.porting.model.leaf import is_setting
+from ferryman.porting.model.scalars import holds
 from ferryman.porting.model.source import same
 from ferryman.porting.model.trace import Read, meaning
 
@@ -121,6 +122,7 @@ def known(
         "ferryman_refused": ArgumentError,
         "ferryman_same": same,
         "ferryman_little": little,
+        "ferryman_holds": holds,
     }
     return names | ours | current | meaning(reads)
 

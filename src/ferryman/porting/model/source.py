@@ -22,6 +22,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _modules
 
+from ferryman.porting.model.scalars import holds
+
 MISSING = object()
 _CODE = (types.FunctionType, property, staticmethod, classmethod)
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
@@ -327,7 +329,8 @@ def current(kind: Any, names: Sequence[str], more: Sequence[str] = ()) -> Callab
     """Whether a class's attributes are those that they were when this was called, and tests of an instance hold."""
     tests, meaning = still(kind, names)
     text = f"lambda self=None: {' and '.join([*tests, *more]) or True}"
-    function: Callable[..., bool] = eval(text, {**meaning, "ferryman_same": same, "torch": torch})  # noqa: S307
+    known = {**meaning, "ferryman_same": same, "ferryman_holds": holds, "torch": torch}
+    function: Callable[..., bool] = eval(text, known)  # noqa: S307
     return function
 
 

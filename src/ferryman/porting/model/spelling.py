@@ -1,19 +1,22 @@
 """Other spellings of a product and of a sum: `torch.mul(a, b)` is ``a * b``, ``t.mul_(u)`` is ``t *= u``, and so on;
-and what statements say of the order in which they read and write."""
+``f(input=x)`` is ``f(x)``; what goes over values that are written down is written out (`unrolled`). And what statements
+say of the order in which they read and write."""
 
 from __future__ import annotations
 
 import ast
 import math
 import types
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from ferryman.porting.model import source
+from ferryman.porting.model import source, unrolled
 from ferryman.porting.model.source import MISSING
+from ferryman.porting.model.trace import trusted
 from ferryman.porting.model.trees import copied
 
 _OPERATORS: dict[Any, type[ast.operator]] = {torch.mul: ast.Mult, torch.multiply: ast.Mult, torch.add: ast.Add}
@@ -21,13 +24,13 @@ _OPERATORS: dict[Any, type[ast.operator]] = {torch.mul: ast.Mult, torch.multiply
 
 def operators(tree: ast.FunctionDef, function: types.FunctionType) -> ast.FunctionDef:
     """A copy of a function's tree in which such calls of two arguments are operators."""
-    changed: ast.FunctionDef = _Operators(function).visit(copied(tree))
+    changed: ast.FunctionDef = _Operators(function, tree).visit(unrolled.unrolled(copied(tree), function))
     return changed
 
 
 class _Operators(ast.NodeTransformer):
-    def __init__(self, function: types.FunctionType) -> None:
-        self.own, self.entered = function, False
+    def __init__(self, function: types.FunctionType, tree: ast.FunctionDef) -> None:
+        self.own, self.entered, self.tensors = function, False, _tensors(tree, function)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         self.generic_visit(node)
@@ -52,6 +55,17 @@ class _Operators(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
+        node = _by_place(node, self.own)
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if (
+            isinstance(owner, ast.Name)
+            and owner.id in self.tensors
+            and node.func.attr in ("mul", "multiply")  # type: ignore[attr-defined]
+            and len(node.args) == 1
+            and not node.keywords
+            and not isinstance(node.args[0], ast.Starred)
+        ):
+            return ast.copy_location(ast.BinOp(owner, ast.Mult(), node.args[0]), node)
         whole = all(
             k.arg == "alpha" and isinstance(k.value, ast.Constant) and k.value.value == 1 for k in node.keywords
         )
@@ -62,6 +76,52 @@ class _Operators(ast.NodeTransformer):
             return _added_up(node)
         kind = None if node.keywords and kind is not ast.Add else kind
         return node if kind is None else ast.copy_location(ast.BinOp(node.args[0], kind(), node.args[1]), node)
+
+
+# Of what takes its first argument by the name "input" too, and has no Python signature to tell
+_OF_INPUT = {
+    *(torch.mul, torch.multiply, torch.add, torch.sigmoid, torch.tanh, torch.erf, torch.exp, torch.softmax),
+    *(torch.square, torch.pow, torch.sqrt, torch.rsqrt, functional.gelu, functional.linear, functional.logsigmoid),
+}
+
+
+def _by_place(node: ast.Call, function: types.FunctionType) -> ast.Call:
+    """``f(input=x, ..)`` of a function of PyTorch as ``f(x, ..)``; of a sum and a product, the other term as well."""
+    names = [k.arg for k in node.keywords]
+    if node.args or "input" not in names or None in names:
+        return node
+    value = source.resolve(node.func, function)
+    if isinstance(value, types.FunctionType):
+        own = trusted(value) and value.__code__.co_argcount and value.__code__.co_varnames[0] == "input"
+    else:
+        own = isinstance(value, types.BuiltinFunctionType) and value in _OF_INPUT
+    if not own or names[0] != "input":  # what stands before is computed before
+        return node
+    given = {k.arg: k.value for k in node.keywords}
+    taken = ["input", *(["other"] if value in _OPERATORS and names[1:2] == ["other"] else [])]
+    rest = [k for k in node.keywords if k.arg not in taken]
+    return ast.copy_location(ast.Call(node.func, [given[n] for n in taken], rest), node)
+
+
+def _tensors(tree: ast.FunctionDef, function: types.FunctionType) -> set[str]:
+    """Locals that hold results of activations of PyTorch, whatever puts a value there."""
+    arguments = {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}
+    assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and len(n.targets) == 1]
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    sure: Counter[str] = Counter()
+    for statement in assigned:
+        target, value = statement.targets[0], statement.value
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "mul":
+            value = value.func.value
+            if isinstance(value, ast.Name) and isinstance(target, ast.Name) and value.id == target.id:
+                sure[target.id] += 1
+        called = source.resolve(value.func, function) if isinstance(value, ast.Call) else None
+        if isinstance(target, ast.Name) and isinstance(called, types.FunctionType | types.BuiltinFunctionType):
+            sure[target.id] += called in _GIVE_TENSORS
+    return {name for name, count in sure.items() if count == stores[name]} - arguments
+
+
+_GIVE_TENSORS = {functional.silu, functional.gelu, functional.relu, torch.sigmoid, torch.tanh, torch.relu}
 
 
 def _added_up(node: ast.Call) -> ast.AST:

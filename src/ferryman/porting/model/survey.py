@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import types
 from collections.abc import Collection, Iterator
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import activations, blocks, cuts, gating, parts, recognise, rewrite, source
+from ferryman.porting.model import activations, blocks, cuts, flow, gating, parts, recognise, rewrite, source, unrolled
 from ferryman.porting.model.classes import Recipe, is_ported
 from ferryman.porting.model.leaf import contents_tests
 from ferryman.porting.model.part import NONE
@@ -80,6 +81,7 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
         script = isinstance(module, torch.jit.ScriptModule)
         return None, "its code is TorchScript, which no proof follows" if script else None
     gates, norms, reason = _named(module, known) | _functions(module), _named(module, added), None
+    sequences = _sequences(module, known)
     if id(module) in known:
         return Recipe(gate=known[id(module)], tests=contents_tests(module)), None
     role = recognise.role_of(module)
@@ -89,23 +91,30 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
         if role.gradient:
             return Recipe(role), None
         cut, callables = _cuts(module), _callables(module)
-        served = rewrite.rewritten(type(module), gates, cut, norms, callables)
-        parted = parts.of_module(module, served.gated, norms)
-        return Recipe(role, gates, cuts=cut, norms=norms, callables=callables, parted=parted), None
+        served = rewrite.rewritten(type(module), gates, cut, norms, callables, NONE, sequences)
+        parted = parts.of_module(module, served.gated, norms, sequences)
+        return Recipe(role, gates, cuts=cut, norms=norms, callables=callables, parted=parted, sequences=sequences), None
     if isinstance(role, Refusal) and _holds(module):
         reason = role.reason
     cut, callables = _cuts(module), _callables(module)
-    served = rewrite.rewritten(type(module), gates, cut, norms, callables)
-    parted = NONE if trusted(type(module)) else parts.of_module(module, served.gated, norms)
+    served = rewrite.rewritten(type(module), gates, cut, norms, callables, NONE, sequences)
+    known_code = trusted(type(module)) and not sequences
+    parted = NONE if known_code else parts.of_module(module, served.gated, norms, sequences)
     if parted is not NONE:
-        served = rewrite.rewritten(type(module), gates, cut, norms, callables, parted)
+        served = rewrite.rewritten(type(module), gates, cut, norms, callables, parted, sequences)
     if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in served.uses} <= role.proposed:
         return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
     ungated = _ungated(module, served.products) or _replaced(served)
     if served.functions or served.interfaces:
         interface = bool(served.interfaces)
         return Recipe(
-            gates=gates, interface=interface, cuts=cut, norms=norms, callables=callables, parted=parted
+            gates=gates,
+            interface=interface,
+            cuts=cut,
+            norms=norms,
+            callables=callables,
+            parted=parted,
+            sequences=sequences,
         ), ungated
     if served.opaque:
         reason = f"the source of its {', '.join(served.opaque)} is not available, or is not what runs"
@@ -124,7 +133,7 @@ def _multiplied(module: nn.Module, known: dict[int, Gate]) -> Iterator[int]:
     """The ids of known activations whose result a module's forward multiplies."""
     if "forward" in module.__dict__ or _plain(module) is not None or _bare(module):
         return
-    for use in rewrite.rewritten(type(module), _named(module, known)).uses:
+    for use in rewrite.rewritten(type(module), _named(module, known), sequences=_sequences(module, known)).uses:
         if use.gate:
             yield id(module.get_submodule(use.gate))
 
@@ -178,9 +187,27 @@ def _named(module: nn.Module, known: Collection[int]) -> frozenset[str]:
     """Attributes, at most two deep, that are known by their ids."""
     names = set()
     for name, child in module.named_modules():
-        if name.count(".") < 2 and id(child) in known and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", name):
+        if name.count(".") < 2 and id(child) in known and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)?", name):
             names.add(name)
     return frozenset(names)
+
+
+def _sequences(module: nn.Module, known: Collection[int]) -> rewrite.Sequences:
+    """Children that call others in turn, the last of them a known activation; and the module itself, where it calls a
+    convolution in turn."""
+    pairs = {
+        (name, len(child))
+        for name, child in module._modules.items()
+        if isinstance(child, nn.Sequential) and 0 < len(child) <= _MOST and unrolled.is_sequence(child, len(child))
+        if name.isidentifier() and id(child[-1]) in known
+    }
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module) <= _MOST:
+        plain = [flow.is_plain_child(child) for child in module._modules.values()]
+        pairs |= {("", len(module))} if any(a and b for a, b in itertools.pairwise(plain)) else set()
+    return frozenset(pairs)
+
+
+_MOST = 8  # modules in turn
 
 
 def _functions(module: nn.Module) -> frozenset[str]:

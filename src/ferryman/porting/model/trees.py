@@ -57,12 +57,12 @@ def children(e: ast.expr) -> list[ast.expr]:
 
 
 def attribute_of(node: ast.expr, self_name: str | None) -> str | None:
-    """ "act.inner" of ``self.act.inner``, or of ``self.act["inner"]``."""
+    """ "act.inner" of ``self.act.inner``, or of ``self.act["inner"]``; "act.0" of ``self.act[0]``."""
     names: list[str] = []
     if (
         isinstance(node, ast.Subscript)
         and isinstance(node.slice, ast.Constant)
-        and str(node.slice.value).isidentifier()
+        and (str(node.slice.value).isidentifier() or (isinstance(node.slice.value, int) and node.slice.value >= 0))
     ):
         names.append(str(node.slice.value))
         node = node.value

@@ -89,9 +89,10 @@ def shaped(inputs: Iterator[Tensor], state: dict[str, Any], candidate: Candidate
 
 def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, *given: Tensor) -> Any:
     twin = kind.__new__(kind)
-    twin.__dict__.update(state)
+    twin.__dict__.update(state | {n: t for n, t in state.get("ferryman_fixed", {}).items() if n in state})
     count = len(given) - len(names)
     tensors = dict(zip(names, given[count:], strict=True))
+    tensors |= state.get("ferryman_fixed", {})
     twin.__dict__["_parameters"] = {n: tensors.get(n) for n in state["_parameters"]}
     twin.__dict__["_buffers"] = {n: tensors.get(n) for n in state["_buffers"]}
     twin.__dict__["training"] = training
@@ -113,6 +114,16 @@ def _of_other_rows(
         distance("of a table that is not finite: result", actual, wanted, LIMIT)
 
 
+def _takes(run: Any, number: int, tensors: Sequence[Tensor]) -> bool:
+    """Whether it gives something for the number of no row."""
+    try:
+        with torch.no_grad():
+            run(torch.tensor([[number, 0]]), *tensors)
+    except (IndexError, RuntimeError):
+        return False
+    return True
+
+
 def left_out(
     kind: type[nn.Module],
     state: dict[str, Any],
@@ -126,13 +137,11 @@ def left_out(
         run = functools.partial(original, kind, state, names, False)
         tensors = tensors_of(state, names, 7)
         _of_other_rows(run, state, names, candidate, tensors)
-        ids = torch.tensor([[-1, 0]])
-        try:
-            with torch.no_grad():
-                run(ids, *tensors)
-        except (IndexError, RuntimeError):
-            return []
-        raise Disagreement("it takes numbers below zero")
+        if "x < 0" not in candidate.expression and _takes(run, -1, tensors):
+            raise Disagreement("it takes numbers below zero")
+        if "x < 0" in candidate.expression and _takes(run, -1 - len(tensors[names.index(candidate.rows)]), tensors):
+            raise Disagreement("it takes any number below zero")
+        return []
     expression = compiled(candidate.expression, ("self", "x", "gate")[: 2 + candidate.gate], ops=Definitions())
 
     def both(state: dict[str, Any], shorter: beyond.Beyond | None) -> beyond.Beyond:
