@@ -83,22 +83,22 @@ def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: st
 
 
 INTERPRETED = """
-import json, torch
+import itertools, json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell
 found = {}
-for name in ("linear_cross_entropy", "linear_cross_entropy_backward"):
-    op, line = registry.primitive(name), registry.implementation(name, "triton")
+for name, which in itertools.product(("linear_cross_entropy", "linear_cross_entropy_backward"), ("blas", "tiled")):
+    op, line = registry.primitive(name), registry.implementation(name, f"triton.{which}")
     for case in cases_of(op):
         if case.name in ("prime", "everything", "outside"):
             cell = check_cell(op, line, case, torch.float16, simulate=profile("h200"))
-            found[f"{name} {case.name}"] = (cell.verdict, cell.reason)
+            found[f"{name} {which} {case.name}"] = (cell.verdict, cell.reason)
 print(json.dumps(found))
 """
 
 
 def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
     verdicts = interpreter.run(INTERPRETED)
-    assert len(verdicts) == 6 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
+    assert len(verdicts) == 12 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -78,7 +78,7 @@ def _shape(target: Target, width: int) -> tuple[int, int]:
     return block, max(1, min(8, block // (16 * lanes(target))))
 
 
-def _measured(z: Tensor, goal: Tensor, start: int, picked: Tensor, total: Tensor, target: Target) -> Tensor:
+def measured(z: Tensor, goal: Tensor, start: int, picked: Tensor, total: Tensor, target: Target) -> Tensor:
     lse = torch.empty(len(goal), dtype=torch.float32, device=z.device)
     block, warps = _shape(target, z.shape[-1])
     args = (z, goal, picked, total, lse, start, z.shape[-1], total.numel() > 0, block)
@@ -86,7 +86,7 @@ def _measured(z: Tensor, goal: Tensor, start: int, picked: Tensor, total: Tensor
     return lse
 
 
-def _sloped(
+def sloped(
     z: Tensor,
     goal: Tensor,
     lse: Tensor,
@@ -105,7 +105,7 @@ def _sloped(
     return z
 
 
-_PARTS = blocks.Parts(products.linear, products.linear_backward, _measured, _sloped, 0)
+_PARTS = blocks.Parts(products.linear, products.linear_backward, measured, sloped, 0)
 
 
 def linear_cross_entropy(
