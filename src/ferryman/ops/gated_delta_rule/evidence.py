@@ -66,7 +66,6 @@ def _cases() -> Sequence[Case]:
         "few": _call(1, 7, 1, 2, 16, 8, state=True),
         "past_a_chunk": _call(1, 65, 1, 1, 8, 8, state=True),
         "chunks": _call(1, 150, 1, 1, 8, 4, state=True, norm=False, layout="rows"),
-        "chunks_norm": _call(1, 129, 1, 1, 8, 4, state=True),
         "narrow": _call(1, 19, 2, 2, 1, 1, state=True),
         "prime": _call(1, 17, 1, 3, 13, 11),
         "wide_key": _call(1, 20, 1, 2, 131, 8),
