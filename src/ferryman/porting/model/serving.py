@@ -50,7 +50,7 @@ def left(ops_served: Iterable[str], kind: Any = None, code: Iterable[str] = ()) 
 
 
 def is_one_call(run: Callable[..., Any], *given: Tensor) -> bool:
-    """Whether code calls one function of PyTorch's, beside reading what a tensor is."""
+    """Whether code calls one function of PyTorch's, beside reading what a tensor is. It runs in float32."""
     seen: list[str] = []
 
     class Seeing(TorchFunctionMode):
@@ -58,8 +58,12 @@ def is_one_call(run: Callable[..., Any], *given: Tensor) -> bool:
             seen.append(getattr(function, "__name__", ""))
             return function(*args, **(kwargs or {}))
 
-    with torch.no_grad(), Seeing():
-        run(*given)
+    plain = [t.float() if t.is_floating_point() else t for t in given]
+    try:
+        with torch.no_grad(), Seeing():
+            run(*plain)
+    except Exception:  # noqa: BLE001 - foreign code that has another dtype: it is none that is known to be one call
+        return False
     return len([name for name in seen if name != "__get__"]) == 1
 
 
