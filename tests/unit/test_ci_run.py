@@ -82,7 +82,6 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "tests" / "test_all.py").write_text(SUITE)
     (root / "tests" / "test_some.py").write_text("def test_a():\n    pass\n")
     (root / "tool.py").write_text(TOOL)
-    (root / ".gitignore").write_text("__pycache__/\n")
     commit(root)
     return root
 

@@ -165,7 +165,9 @@ def _numerics(row: Row) -> list[Finding]:
 def _execute(command: Sequence[str], root: Path, more: dict[str, str], seconds: float) -> int:
     """The command's exit code; it is ended with all its children when its time is over, or this process is asked to."""
     try:
-        process = subprocess.Popen(bound(command), cwd=root, env={**os.environ, **more}, start_new_session=True)
+        # bytecode that tests leave would be files that the commit does not have
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **more}
+        process = subprocess.Popen(bound(command), cwd=root, env=environment, start_new_session=True)
     except OSError as error:
         raise MatrixError(f"{command[0]} cannot be started: {error.strerror}") from error
 
