@@ -31,7 +31,9 @@ CHECK = "h200/check"
 DRAWS = {"h100/regret-fourth": "all ops", "h100/regret-attention-fifth": "attention alone"}
 MODELS = (
     ("h100/whole_models", "compiled"),
+    ("h100/whole_models-compiled", "compiled"),
     ("h100/whole_models-eager-second", "eager"),
+    ("h100/whole_models-graphed", "eager"),
     ("h100/whole_models-rest", "eager"),
 )
 _NOTE = "<!-- {name}: ci/readme.py writes this from benchmarks/results; `make docs` -->\n"

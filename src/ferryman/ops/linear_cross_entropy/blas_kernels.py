@@ -1,6 +1,6 @@
 """A projection's cross entropy with the products of the vendor's BLAS, and Triton's two passes over a block of logits.
 
-Of 8192 x 4096 x 128256 the four products are 34 TFLOP: at the 690 TFLOP/s of cuBLAS on an H100, 50 ms.
+Limit: four products, 34 TFLOP of 8192 x 4096 x 128256. It has no time on a GPU, so `triton.tiled` goes before it.
 """
 
 from __future__ import annotations

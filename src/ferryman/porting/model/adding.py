@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ferryman.dispatch import select, state
+from ferryman.dispatch import state
 from ferryman.porting.model import source
 from ferryman.porting.model.proof import prove
-from ferryman.porting.model.serving import attempt
+from ferryman.porting.model.serving import attempt, little
 from ferryman.porting.model.sums import alias, sum_of, terms_of
 from ferryman.porting.model.trees import copied
 
@@ -50,7 +50,7 @@ def added(module: Any, a: Any, b: Any, method: bool | None = False) -> tuple[Any
         total = a.add(b)
         return module(total), total
     known = getattr(module, ATTRIBUTE, None)
-    if known is None or not unaltered(module, HOME) or _learns_little(a, b):
+    if known is None or not unaltered(module, HOME) or _little(a, b):
         total = a + b
         return module(total), total
     if not _alike(a, b):
@@ -70,15 +70,8 @@ def added(module: Any, a: Any, b: Any, method: bool | None = False) -> tuple[Any
     return pair
 
 
-def _learns_little(a: Any, b: Any) -> bool:
-    """Whether a gradient is wanted of so little that PyTorch's own two calls take the host less time than a Function of
-    ours, which passes what one kernel saves (the profile's thresholds.autograd.bytes)."""
-    if not (
-        isinstance(a, Tensor) and torch.is_grad_enabled() and (a.requires_grad or getattr(b, "requires_grad", False))
-    ):
-        return False
-    limit = select.profile_for(a.device).thresholds.get(select.AUTOGRAD_BYTES)
-    return limit is not None and 2 * a.numel() * a.element_size() <= limit
+def _little(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and little(a, None, b)
 
 
 def added_in_a_list(module: Any, a: Any, b: Any, method: bool | None = False) -> tuple[list[Any], Any]:

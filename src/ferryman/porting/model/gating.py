@@ -57,27 +57,33 @@ def _unaltered(function: Any) -> bool:
     return isinstance(function, _FUNCTIONS) or (unaltered(function, HOME) and bool(getattr(function, CURRENT)()))
 
 
-def gated(function: Any, g: Any, u: Any) -> Any:
-    """``function(g) * u`` of a module, or of a function that it holds. Hooks and another forward keep it whole: a
-    fused one would not run them."""
+def _op_of(function: Any, g: Any, u: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The gated op of a module, or of a function that it holds, for these two. Hooks and another forward keep it whole:
+    a fused one would not run them."""
     known = _fit(g, u) and (getattr(function, ATTRIBUTE, None) or _held(function))
-    if not known or not _unaltered(function):
+    return known if known and _unaltered(function) else None
+
+
+def gated(function: Any, g: Any, u: Any) -> Any:
+    """``function(g) * u``."""
+    known = _op_of(function, g, u)
+    if known is None:
         return function(g) * u
     return known(g, u)
 
 
 def gated_last(u: Any, function: Any, g: Any) -> Any:
     """``u * function(g)``."""
-    known = _fit(g, u) and (getattr(function, ATTRIBUTE, None) or _held(function))
-    if not known or not _unaltered(function):
+    known = _op_of(function, g, u)
+    if known is None:
         return u * function(g)
     return known(g, u)
 
 
 def gated_in_place(function: Any, g: Any, u: Any) -> Any:
     """``t = function(g); t *= u``, and then t."""
-    known = _fit(g, u) and (getattr(function, ATTRIBUTE, None) or _held(function))
-    if not known or not _unaltered(function):
+    known = _op_of(function, g, u)
+    if known is None:
         product = function(g)
         product *= u
         return product
@@ -86,8 +92,8 @@ def gated_in_place(function: Any, g: Any, u: Any) -> Any:
 
 def gated_into(u: Any, function: Any, g: Any) -> Any:
     """``u *= function(g)`` of what nothing else has, and then u."""
-    known = getattr(function, ATTRIBUTE, None) or _held(function)
-    if known is None or not _fit(g, u) or not _unaltered(function):
+    known = _op_of(function, g, u)
+    if known is None:
         u *= function(g)
         return u
     return known(g, u)

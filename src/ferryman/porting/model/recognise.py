@@ -252,10 +252,8 @@ def _alone(run: Callable[..., Any], twin: dict[str, Any], names: Sequence[str], 
         given = next(shaped(beyond.inputs_of(width, candidate.axis), twin, candidate))
     if candidate.gate or not serving.is_one_call(run, given, *tensors):
         return ""
-    table = f"ferryman_own_{candidate.rows}" if candidate.rows else None
-    return (
-        f"ferryman_little({', '.join(['x', str(table), *(f'ferryman_own_{n}' for n in names if n != candidate.rows)])})"
-    )
+    table = f"ferryman_own_{candidate.rows}" if candidate.rows else "None"
+    return f"ferryman_little({', '.join(['x', table, *(f'ferryman_own_{n}' for n in names if n != candidate.rows)])})"
 
 
 def _tests(

@@ -33,6 +33,7 @@ from ferryman.porting.model.trace import Read, meaning
 # own affair.
 PLAIN = frozenset((Tensor, nn.Parameter, FakeTensor, FunctionalTensor))
 _MISSING = object()
+# what the names in `left` mean
 LEFT_MEANING = {"ferryman_compiling": torch.compiler.is_dynamo_compiling, "ferryman_state": state}
 
 
@@ -68,8 +69,8 @@ def is_one_call(run: Callable[..., Any], *given: Tensor) -> bool:
 
 
 def little(x: Tensor, table: Tensor | None, *tensors: Tensor | None) -> bool:
-    """Whether a gradient is wanted of so little that one call of PyTorch's takes the host less time than a Function of
-    ours, which passes what a kernel saves (the profile's thresholds.autograd.bytes). table: of which x names rows."""
+    """Whether a gradient is wanted of so little that a call or two of PyTorch's take the host less time than a Function
+    of ours, by more than a kernel saves (the profile's thresholds.autograd.bytes). table: of which x names rows."""
     if not torch.is_grad_enabled():
         return False
     given = [t for t in (x, table, *tensors) if t is not None]
