@@ -179,7 +179,10 @@ def _layer_cases() -> Sequence[Case]:
         "ids_of_64_bits": _layer(9, 4, 2, 32, 16, ids_dtype="int64"),
         "weights_float32": _layer(9, 4, 2, 32, 16, weights="float32"),
         "nonfinite": _layer(9, 4, 2, 33, 17, fill="nonfinite", biased=True),
-        "nonfinite_weights": _layer(9, 4, 2, 33, 17, weights_fill="nonfinite"),
+        # what an infinite weight multiplies is above 0: of a sum near it a rounding would turn the sign
+        "nonfinite_weights": _layer(
+            9, 4, 2, 33, 17, fill="uniform", gate_up="uniform", down="uniform", weights_fill="nonfinite"
+        ),
         "nonfinite_clamped": _layer(9, 4, 2, 33, 17, fill="nonfinite", gate_up="uniform", activation="swiglu_oai"),
         "nonfinite_narrow": _layer(9, 4, 2, 33, 1, fill="nonfinite", gate_up="uniform"),
         "as_wide_as_slots": _layer(9, 5, 3, 3, 16),
