@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -80,7 +80,7 @@ class Setting:
     meaning: str
     leads_to_code: bool = False
 
-    @property
+    @cached_property
     def variable(self) -> str:
         return f"FERRYMAN_{self.key.upper()}"
 
@@ -176,8 +176,9 @@ def _shown(value: Any) -> str:
 
 def _given(setting: Setting) -> tuple[str, Any]:
     """Where a setting's text stands, and the text."""
-    if setting.variable in os.environ:
-        return setting.variable, os.environ[setting.variable]
+    text = os.environ.get(setting.variable)
+    if text is not None:
+        return setting.variable, text
     return _files().get(setting.key, ("default", None))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,13 +81,11 @@ class Coefficients:
     def seconds(self, work: Work, profile: Profile) -> float | None:
         """None where the profile lacks a rate that the call's work needs."""
         times = parts(work, profile)
-        if times is None:
-            return None
-        beside = sum(
-            weight * nearness(work.place, place)
-            for place, weight in zip(self.places, self.weights, strict=True)
-            if weight
-        )
+        return None if times is None else self.taken(times, nearnesses(work.place, self.places))
+
+    def taken(self, times: tuple[float, float], near: Sequence[float]) -> float:
+        """Seconds from `parts`, and from how near each of the places is."""
+        beside = sum(map(operator.mul, self.weights, near))
         formula = self.fixed + max(times[0] / self.memory, times[1] / self.compute)
         return formula * math.exp(max(-MOST_BESIDE, min(MOST_BESIDE, beside)))
 
@@ -104,6 +103,11 @@ class Coefficients:
 def nearness(place: Sequence[float], other: Sequence[float]) -> float:
     """1 for the same place, e times less for every LENGTH between them."""
     return math.exp(-math.dist(place, other) / LENGTH)
+
+
+def nearnesses(place: Sequence[float], others: Sequence[Sequence[float]]) -> list[float]:
+    """`nearness` of each of the others."""
+    return [nearness(place, other) for other in others]
 
 
 def size_of(shape: Sequence[int]) -> tuple[float, float]:
@@ -161,11 +165,16 @@ def work_of(op: Primitive, args: Sequence[Any]) -> Work:
     return Work(float(cost.flops), float(cost.bytes), dtype, sizes, kind_of(op, args), place_of(op, args))
 
 
-def parts(work: Work, profile: Profile) -> tuple[float, float] | None:
-    """Seconds of moving the bytes and of the operations at the profile's peaks; None where it lacks one."""
+@lru_cache(maxsize=None)
+def _key_of(dtype: torch.dtype) -> str:
     from ferryman.device_profiles.schema import dtype_key
 
-    peak = profile.peaks.get(dtype_key(work.dtype))
+    return dtype_key(dtype)
+
+
+def parts(work: Work, profile: Profile) -> tuple[float, float] | None:
+    """Seconds of moving the bytes and of the operations at the profile's peaks; None where it lacks one."""
+    peak = profile.peaks.get(_key_of(work.dtype))
     if (profile.bandwidth is None and work.bytes) or (peak is None and work.flops):
         return None
     memory = work.bytes / profile.bandwidth if profile.bandwidth is not None else 0.0
@@ -180,7 +189,7 @@ def scale(work: Work, profile: Profile) -> float:
 
 def knows(op: str, profile: Profile) -> bool:
     """Whether anything of an op was measured on a device."""
-    return any(key.partition(" ")[0] == op for key in _table(profile.name))
+    return op in _known(profile.name)
 
 
 def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
@@ -191,11 +200,19 @@ def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[
 
 def predictions_of(kinds: Kinds, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
     """`predictions` of one op's coefficients, by kind of call and implementation."""
-    estimates = {}
-    for name, known in (kinds.get(work.kind) or kinds.get(general(work.kind)) or {}).items():
-        seconds = known.seconds(work, profile) if known.covers(work) else None
-        if seconds is not None:
-            estimates[name] = (seconds, known.error if known.cells >= ENOUGH else math.inf)
+    lines = kinds.get(work.kind) or kinds.get(general(work.kind)) or {}
+    times = parts(work, profile) if lines else None
+    estimates: dict[str, tuple[float, float]] = {}
+    if times is None:
+        return estimates
+    near: dict[int, list[float]] = {}  # the lines of a kind were measured at the same places
+    for name, known in lines.items():
+        if not known.covers(work):
+            continue
+        if id(known.places) not in near:
+            near[id(known.places)] = nearnesses(work.place, known.places)
+        seconds = known.taken(times, near[id(known.places)])
+        estimates[name] = (seconds, known.error if known.cells >= ENOUGH else math.inf)
     return estimates
 
 
@@ -214,7 +231,9 @@ def ranked(names: Sequence[str], predicted: Mapping[str, tuple[float, float]]) -
             faster = [
                 n
                 for n in rest
-                if n in predicted and predicted[n][0] * (1 + AGREEMENT * math.hypot(error, predicted[n][1])) < seconds
+                if n in predicted
+                and predicted[n][0] < seconds
+                and predicted[n][0] * (1 + AGREEMENT * math.hypot(error, predicted[n][1])) < seconds
             ]
             ahead = min(faster, key=lambda n: predicted[n][0], default=first)
         rest.remove(ahead)
@@ -289,6 +308,11 @@ def _table(profile: str) -> Mapping[str, Kinds]:
     return table
 
 
+@lru_cache(maxsize=None)
+def _known(profile: str) -> frozenset[str]:
+    return frozenset(key.partition(" ")[0] for key in _table(profile))
+
+
 def _siblings(profile: str) -> list[str]:
     """Measured devices of a profile's arch, itself apart."""
     arch = named_profile(profile).arch
@@ -317,4 +341,5 @@ def _own(profile: str) -> Mapping[str, Kinds]:
 def forget() -> None:
     """Read the coefficients again at the next prediction."""
     _table.cache_clear()
+    _known.cache_clear()
     _own.cache_clear()

@@ -41,18 +41,19 @@ def region(op: Primitive, args: Sequence[Any]) -> str:
     """The part of the argument space that shares a choice: dtypes, layout class, size buckets, exact last dimension."""
     parts = []
     for name, value in zip(op.names, args, strict=True):
-        if op.left_out(name, value):
-            continue  # a region that was measured before the argument came is the same
-        if isinstance(value, list | tuple) and any(isinstance(one, torch.Tensor) for one in value):
-            sizes = _bucket(sum(one.numel() for one in value))
-            dtypes = ",".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in value))
-            parts.append(f"{name}={dtypes}[{_bucket(len(value))}:{sizes}]")
-        elif isinstance(value, list | tuple):
-            parts.append(f"{name}={','.join(map(str, value))}")
-        elif isinstance(value, torch.Tensor):
-            dims = [_bucket(int(n)) for n in value.shape[:-1]] + [str(int(n)) for n in value.shape[-1:]]
+        if isinstance(value, torch.Tensor):
+            sizes = [int(n) for n in value.shape]
+            dims = [*map(_bucket, sizes[:-1]), *map(str, sizes[-1:])]
             layout = "c" if value.is_contiguous() else "s" if value.dim() == 0 or value.stride(-1) == 1 else "x"
             parts.append(f"{name}={str(value.dtype).removeprefix('torch.')}[{','.join(dims)}]{layout}")
+        elif op.left_out(name, value):
+            continue  # a region that was measured before the argument came is the same
+        elif isinstance(value, list | tuple) and any(isinstance(one, torch.Tensor) for one in value):
+            whole = _bucket(sum(one.numel() for one in value))
+            dtypes = ",".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in value))
+            parts.append(f"{name}={dtypes}[{_bucket(len(value))}:{whole}]")
+        elif isinstance(value, list | tuple):
+            parts.append(f"{name}={','.join(map(str, value))}")
         elif isinstance(value, float):
             parts.append(f"{name}={'0' if value == 0 else 'x'}")
         elif op.types[name] == "int?" and value is not None:

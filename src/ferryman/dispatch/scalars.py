@@ -34,10 +34,13 @@ def exact(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args if same else tuple(arguments)
 
 
+_AS_IT_IS: dict[str, type] = {"bool": bool, "str": str, "float": float}
 _OTHERS: dict[str, type] = {"bool": bool, "str": str, "ScalarType": torch.dtype}
 
 
 def _exact(op: Primitive, name: str, kind: str, value: Any) -> Any:
+    if type(value) is _AS_IT_IS.get(kind):
+        return value
     if kind in _OTHERS:
         if isinstance(value, _OTHERS[kind]):
             return value

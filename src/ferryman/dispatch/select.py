@@ -316,11 +316,11 @@ def select(
     region = lockfile.region(op, args)
     order = _order(op, args, profile, region, state, view, differentiated)
     refused: list[tuple[Implementation, tuple[str, ...]]] = []
-    passed: list[tuple[Implementation, tuple[str, ...]]] = []
+    passed: list[Implementation] = []
     named_in_full = state.allowed(op.name) or ()
     for line in order.lines:
-        if line.partial and line.name not in named_in_full and any(clause.reason(view) for clause in line.when):
-            passed.append((line, tuple(refusals(line, view, profile, absent=absent))))
+        if line.partial and line.name not in named_in_full and not all(clause.holds(view) for clause in line.when):
+            passed.append(line)
             continue  # made for other calls: nothing is fallen back from
         why = refusals(line, view, profile, absent=absent)
         broken = _quarantined.get((op.name, line.name, profile.identity_key(), region))
@@ -342,7 +342,8 @@ def select(
         refused.append((line, tuple(why)))
     allowed = ", ".join(state.allowed(op.name) or ())
     known = ", ".join(line.name for line in registry.implementations(op.name))
-    reasons = "; ".join(f"{line.name}: {', '.join(why)}" for line, why in (*passed, *refused))
+    others = [(line, refusals(line, view, profile, absent=absent)) for line in passed]
+    reasons = "; ".join(f"{line.name}: {', '.join(why)}" for line, why in (*others, *refused))
     raise Unsupported(
         f"{op.name}: none of the requested implementations ({allowed}) can serve this call on {profile.name}. "
         f"{reasons or 'none of them implements it'}. {op.name} has: {known}"

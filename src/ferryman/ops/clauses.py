@@ -138,21 +138,34 @@ def threshold(
 
 
 def either(*clauses: Clause) -> Clause:
-    return _joined(", or ", any, clauses)
+    return _Joined.of(", or ", any, clauses)
 
 
 def both(*clauses: Clause) -> Clause:
     """All of them."""
-    return _joined(", and ", all, clauses)
+    return _Joined.of(", and ", all, clauses)
 
 
-def _joined(word: str, of: Callable[[Iterable[bool]], bool], clauses: tuple[Clause, ...]) -> Clause:
-    return Clause(
-        word.join(map(str, clauses)),
-        tuple(dict.fromkeys(fact for clause in clauses for fact in clause.facts)),
-        lambda view: tuple(clause.measure(view) for clause in clauses),
-        lambda values: of(clause.test(value) for clause, value in zip(clauses, values, strict=True)),
-    )
+@dataclass(frozen=True)
+class _Joined(Clause):
+    """Several in one: what holds asks them in order, and no further than it must."""
+
+    quantifier: Callable[[Iterable[bool]], bool] = all
+    clauses: tuple[Clause, ...] = ()
+
+    @classmethod
+    def of(cls, word: str, quantifier: Callable[[Iterable[bool]], bool], clauses: tuple[Clause, ...]) -> Clause:
+        return cls(
+            word.join(map(str, clauses)),
+            tuple(dict.fromkeys(fact for clause in clauses for fact in clause.facts)),
+            lambda view: tuple(clause.measure(view) for clause in clauses),
+            lambda values: quantifier(clause.test(value) for clause, value in zip(clauses, values, strict=True)),
+            quantifier,
+            clauses,
+        )
+
+    def holds(self, view: View) -> bool:
+        return self.quantifier(clause.holds(view) for clause in self.clauses)
 
 
 def unless(clause: Clause) -> Clause:
