@@ -121,3 +121,33 @@ def test_a_part_compiles() -> None:
     model, x = Block(), _x()
     ferryman.port(model)
     torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
+
+
+class Twins(nn.Module):
+    """Two parts in the same words, each of a tensor, a number and a child of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.linspace(0.5, 1.5, 32)), nn.Parameter(torch.linspace(-2, 2, 32))
+        self.near, self.far = 1e-5, 0.25
+        self.down, self.up = nn.Parameter(torch.randn(4, 32) * 0.1), nn.Parameter(torch.randn(32, 4) * 0.1)
+        self.left, self.right = nn.SiLU(), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Any:
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.near) * self.a
+        z = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.far) * self.b
+        h = x @ self.down.T
+        h = h @ self.up.T
+        return y, z, h, self.left(x @ self.down.T), self.right(x @ self.down.T)
+
+
+def test_parts_in_the_same_words_have_each_its_own() -> None:
+    torch.manual_seed(0)
+    model, x = Twins().eval(), _x()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    assert set(_calls(model, x)) >= {"rms_norm", "linear"}
+    for one in (model, before):  # only one child of two has a hook
+        one.right.register_forward_hook(lambda module, given, result: result * 2)
+    for actual, expected in zip(model(x), before(x), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)

@@ -50,20 +50,23 @@ class Proving:
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
         tree, own = self._function(root, leaves, True)
         self.asked |= {ast.unparse(node.tree) for node in own.values()}
-        key = ast.unparse(tree)
+        plain, _ = self._function(root, leaves, False)
+        # what it reads of the module has the same names in every part: which it is, its own spelling says
+        key = f"{ast.unparse(tree)}\n{ast.unparse(plain)}"
         if key not in self.tried:
             if self.trials >= _MOST_TRIALS:
                 return None
             self.trials += 1
             try:
-                self.tried[key] = self._proven(root, leaves, tree, own)
+                self.tried[key] = self._proven(root, leaves, tree, plain, own)
             except Exception:  # noqa: BLE001 - foreign code ran, on what it may not take
                 self.tried[key] = None
         return self.tried[key]
 
-    def _proven(self, root: Node, leaves: tuple[Node, ...], tree: ast.FunctionDef, own: dict[str, Node]) -> Part | None:
+    def _proven(
+        self, root: Node, leaves: tuple[Node, ...], tree: ast.FunctionDef, plain: ast.FunctionDef, own: dict[str, Node]
+    ) -> Part | None:
         count, self.root = len(leaves), root
-        plain, _ = self._function(root, leaves, False)
         for order in itertools.permutations(range(count)) if count == 2 else [tuple(range(count))]:
             if count > 2:
                 break
