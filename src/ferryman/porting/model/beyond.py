@@ -5,6 +5,7 @@ what is not finite, float32, autocast. Thresholds there show in no drawn input o
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ferryman import ops
 from ferryman.ops.recognition import Candidate, compiled
+from ferryman.porting.model import casting
 from ferryman.porting.model.distance import LIMIT, Disagreement, distance, flat
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.proof import drawn, plain_kernels, prove
@@ -306,18 +308,11 @@ def everywhere(original: Run, function: Run, named: set[float], trace: Trace) ->
 
 
 def _autocast(beyond: Beyond, dims: Sequence[int]) -> list[str]:
-    """Nothing where both give the same under autocast; else that a call is not under it."""
+    """What a call under autocast must be for both to give the same."""
     real = compiled(beyond.candidate.expression, ("self", "x", "gate")[: 2 + beyond.candidate.gate], ops=ops)
-    given = beyond.given(
-        beyond.normal(*_leading(dims, 3, 4), beyond.width).float(), [t.float() for t in beyond.tensors]
-    )
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            pair = flat(beyond.of(real, *given)), flat(beyond.original(*given))
-        beyond.apart("under autocast: result", *pair, _APART[torch.bfloat16])
-    except (Disagreement, RuntimeError, TypeError):
-        return ["not torch.is_autocast_enabled(x.device.type)"]
-    return []
+    given = beyond.given(beyond.normal(*_leading(dims, 3, 4), beyond.width))
+    served = functools.partial(beyond.of, real)
+    return casting.tests(beyond.candidate.op, beyond.original, served, given, "x", beyond.apart)
 
 
 def _default(beyond: Beyond, dims: Sequence[int]) -> list[str]:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Block, Definitions, Layer, compiled
-from ferryman.porting.model import activations, recognise, source
+from ferryman.porting.model import activations, casting, recognise, source
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.distance import flat
 from ferryman.porting.model.exact import Widened
@@ -123,7 +124,8 @@ def _role_of(
             longer, most = _longer(runs, block.inputs, trace.numbers | recognise.own_numbers(module))
             if not longer.ok:
                 return Refusal(f"not {layer.op}, which is nearest: {longer.reason}")
-            layer = layer if not most else replace(layer, guard=f"{layer.guard} and a0.numel() < {most}")
+            tests = [layer.guard, *([f"a0.numel() < {most}"] if most else []), *_under_autocast(runs, block.inputs)]
+            layer = replace(layer, guard=" and ".join(tests))
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
             try:
                 return role.on(module) if isinstance(role, Role) else role
@@ -264,9 +266,15 @@ class _Runs:
         return False
 
 
-def _candidate(runs: _Runs, count: int, alike: Any) -> Any:
+def _under_autocast(runs: _Runs, count: int) -> list[str]:
+    alike = runs.layer.canonical or (lambda result: result)
+    original, served = _then(alike, functools.partial(runs, False, count)), _candidate(runs, count, alike, ops)
+    return casting.tests(runs.layer.op, original, served, (*runs.layer.draw(0), *runs.tensors), "a0")
+
+
+def _candidate(runs: _Runs, count: int, alike: Any, of: Any = None) -> Any:
     layer, names, state = runs.layer, runs.names, runs.state
-    expression = compiled(layer.expression, ("self", *(f"a{i}" for i in range(count))), ops=Definitions())
+    expression = compiled(layer.expression, ("self", *(f"a{i}" for i in range(count))), ops=of or Definitions())
 
     def candidate(*given: Any) -> Any:
         known = dict(zip(names, given[count:], strict=True))

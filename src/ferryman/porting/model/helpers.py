@@ -17,7 +17,7 @@ import torch
 from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions, Helper, compiled
-from ferryman.porting.model import serving
+from ferryman.porting.model import casting, serving
 from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.distance import flat
 from ferryman.porting.model.exact import Widened
@@ -89,7 +89,7 @@ def _shown(call: Any, wanted: list[Helper], trace: Trace) -> Iterator[Form | Non
     """Its forms; None, the last, where no proof follows a branch of it."""
     shown: list[Helper] = []
     results: dict[Any, Any] = {}
-    sized = _sized(call, wanted, trace.numbers | trace.computed(), shown, results)
+    sized = _sized(call, wanted, trace, shown, results)
     for helper in itertools.chain(wanted, sized):
         if not all(_beside(helper, h) for h in shown) or not _near(call, helper, results):
             continue
@@ -107,15 +107,18 @@ def _shown(call: Any, wanted: list[Helper], trace: Trace) -> Iterator[Form | Non
         guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
         long = [n for n in trace.numbers | trace.computed() if abs(n) >= _LONGEST]
         guard += f" and a0.numel() <= {int(min(map(abs, long)))}" if long else ""
-        yield Form(helper, guard, (), proof, tuple(trace.reads))
+        given = [a.detach() for a in helper.draw(0)]
+        tests = casting.tests(helper.op, _parts(call, helper.joined), _meant(helper, ops), given, "a0")
+        yield Form(helper, " and ".join([guard, *tests]), (), proof, tuple(trace.reads))
 
 
 def _sized(
-    call: Any, wanted: list[Helper], numbers: set[float], shown: list[Helper], results: dict[Any, Any]
+    call: Any, wanted: list[Helper], trace: Trace, shown: list[Helper], results: dict[Any, Any]
 ) -> Iterator[Helper]:
     """Helpers of the widths that the code may name, where none holds for all, and a draw gives what one may."""
     if shown:
         return
+    numbers = trace.numbers | trace.computed()  # what runs until here computed
     whole = {int(abs(n)) for n in numbers if n == int(n) and 2 <= abs(n) <= _WIDEST}
     able = [(helper, _key(helper.draw, helper.joined)) for helper in wanted if _takes_width(helper.draw)]
     for width in sorted(n for n in whole | {2 * n for n in whole} if n % 2 == 0):
@@ -150,10 +153,10 @@ def _parts(call: Any, complex_: bool) -> Any:
     return joined
 
 
-def _meant(helper: Helper) -> Any:
+def _meant(helper: Helper, of: Any = _DEFINITIONS) -> Any:
     """The helper's expression, as a function of what the draw gives."""
     names = tuple(f"a{i}" for i in range(helper.parameters + helper.joined))
-    return compiled(helper.proof or helper.expression, names, ops=_DEFINITIONS)
+    return compiled(helper.proof or helper.expression, names, ops=of)
 
 
 def _near(call: Any, helper: Helper, results: dict[Any, Any]) -> bool:

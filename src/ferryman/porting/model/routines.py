@@ -12,7 +12,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions, Routine, Signature, compiled
-from ferryman.porting.model import source
+from ferryman.porting.model import casting, source
 from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.helpers import unread
@@ -119,14 +119,14 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
             continue
         op = routine.op
         shown.add(fixed)
+        tests = casting.tests(op, *_both(followed, routine, ops), routine.draw(0), "a0")
+        routine = replace(routine, guard=" and ".join([routine.guard, *tests]))
         yield Form(routine, guards, proof, tuple(trace.reads))
 
 
 def _prove(followed: Any, routine: Routine, trace: Trace) -> Proof:
     given = [routine.draw(seed) for seed in range(routine.seeds - routine.refused)]
-    names = tuple(f"a{i}" for i in range(len(given[0])))
-    expression = compiled(routine.expression, names, ops=_DEFINITIONS)
-    original = functools.partial(_with_written, followed, routine.writes)
+    original, expression = _both(followed, routine, _DEFINITIONS)
     for test in trace.tests:
         test.seen.clear()
     quick = prove(original, expression, given[:1], storage=(), gradients=False)
@@ -141,6 +141,12 @@ def _prove(followed: Any, routine: Routine, trace: Trace) -> Proof:
         mixed = prove(original, expression, given[:3], gradients=False, wide=routine.wide)
         return proof if mixed.ok else mixed
     return proof
+
+
+def _both(followed: Any, routine: Routine, of: Any) -> tuple[Any, Any]:
+    """(the function with what it writes, the routine's expression)."""
+    names = tuple(f"a{i}" for i in range(len(routine.draw(0))))
+    return functools.partial(_with_written, followed, routine.writes), compiled(routine.expression, names, ops=of)
 
 
 def _accepted(original: Any, given: tuple[Any, ...]) -> bool:
