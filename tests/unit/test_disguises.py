@@ -36,7 +36,6 @@ LEFT = {
     "attention by hand, by a stranger": 1,  # beside +inf it gives 0, and softmax NaN
     "rope, by a stranger": 1,  # signs that are a tensor, which two parts read
     "rows of a table, by a stranger": 1,  # `take_along_dim` takes any number below zero
-    "a cross entropy, by a stranger": 1,  # class numbers of the module's own, in two dimensions
     "experts, by a stranger": 1,  # 0 times what is not finite
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,19 +48,41 @@ _ANGLES: tuple[tuple[str, str, str, bool], ...] = (
     ("full", "{c}", "-({c})", False),  # the other way round
     ("half", "torch.cat(({c}, {c}), -1)", "-torch.cat(({c}, {c}), -1)", False),
 )
-_PLACES = (  # of the angles: dimensions beside the batch, and what makes (B or 1, S, R) of them
-    (3, "{c}", ""),  # (B, S, R)
-    (2, "{c}.unsqueeze(0)", ""),  # (S, R)
-    (4, "{c}.squeeze(1)", ""),  # (B, 1, S, R)
-    (4, "{c}.squeeze(2)", "bshd"),  # (B, S, 1, R), beside queries that lie so
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How angles lie beside their width: letters of sizes, and what makes (B or 1, S, R) of them; ``only``: beside
+    queries that lie so."""
+
+    lead: str
+    into: str
+    only: str = ""
+
+    def guard(self, angle: str, layout: _Layout) -> list[str]:
+        parts = [f"{angle}.dim() == {len(self.lead) + 1}"]
+        if self.lead[0] == "b":
+            parts.append(f"{angle}.shape[0] in (1, a0.shape[0])")
+        if "1" in self.lead:
+            parts.append(f"{angle}.shape[{self.lead.index('1')}] == 1")
+        if self.lead == "s1":
+            parts.append(f"{angle}.shape[0] == a0.shape[{layout.name.index('s')}]")
+        return parts
+
+
+_PLACES = (
+    _Place("bs", "{c}"),
+    _Place("s", "{c}.unsqueeze(0)"),
+    _Place("b1s", "{c}.squeeze(1)"),
+    _Place("bs1", "{c}.squeeze(2)", "bshd"),
+    _Place("s1", "{c}.transpose(0, 1)", "bshd"),
 )
 
 
 def _draw(
     layout: _Layout,
     kind: str,
-    dims: int,
-    behind: bool,
+    place: _Place,
     whole: bool,
     pair: bool,
     turned: bool,
@@ -74,10 +97,7 @@ def _draw(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    batch = () if layout.name == "shd" or dims == 2 else (size,)
-    lead = (*batch, tokens)
-    if dims == 4:
-        lead = (size, tokens, 1) if behind else (size, 1, tokens)
+    lead = [{"b": size, "s": tokens, "1": 1}[letter] for letter in place.lead]
     angles = []
     for _ in range(2):
         angles.append(normal(*lead, rotary // 2 if kind == "half" else rotary))
@@ -92,31 +112,32 @@ def helpers() -> Iterator[Helper]:
     for pair in (True, False):
         count = 2 if pair else 1
         names = [f"a{i}" for i in range(count + 2)]
-        for layout in _LAYOUTS:
-            for dims, place, only in _PLACES:
-                if (layout.name == "shd" and dims != 2) or only not in ("", layout.name):
-                    continue
-                for kind, cosine, sine, interleaved in _ANGLES:
-                    for turned in (False, True):
-                        cos, sin = names[count:][:: -1 if turned else 1]
-                        given = [cosine.format(c=place.format(c=cos)), sine.format(c=place.format(c=sin))]
-                        rope = _expression(names[:count], layout, given, interleaved)
-                        for whole in (True, False):
-                            draw = functools.partial(_draw, layout, kind, dims, bool(only), whole, pair, turned)
-                            guard = _guard(names, count, layout, dims, kind == "half", whole, 2 if only else 1)
-                            strict = f"{names[0]}.dtype is {names[count]}.dtype"
-                            yield Helper("rope", rope, count + 2, draw, guard, strict)
-                            if dims == 2 and kind == "half" and interleaved and not turned:
-                                yield _joined(names, count, rope, draw, layout, whole)
+        for layout, place in itertools.product(_LAYOUTS, _PLACES):
+            if (layout.name == "shd" and place.lead != "s") or place.only not in ("", layout.name):
+                continue
+            for kind, cosine, sine, interleaved in _ANGLES:
+                for turned in (False, True):
+                    cos, sin = names[count:][:: -1 if turned else 1]
+                    given = [cosine.format(c=place.into.format(c=cos)), sine.format(c=place.into.format(c=sin))]
+                    rope = _expression(names[:count], layout, given, interleaved)
+                    for whole in (True, False):
+                        draw = functools.partial(_draw, layout, kind, place, whole, pair, turned)
+                        guard = _guard(names, count, layout, place, kind == "half", whole)
+                        strict = f"{names[0]}.dtype is {names[count]}.dtype"
+                        yield Helper("rope", rope, count + 2, draw, guard, strict)
+                        if kind == "half" and interleaved and not turned:
+                            yield _joined(names, count, rope, draw, layout, place, whole)
 
 
-def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout, whole: bool) -> Helper:
+def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout, place: _Place, whole: bool) -> Helper:
     """Of complex angles, cosine and sine in one."""
     angle = names[count]
-    spelled = rope.replace(names[count + 1], f"{angle}.imag").replace(f"{angle}.unsqueeze", f"{angle}.real.unsqueeze")
+    given = [f"{place.into.format(c=f'{angle}.{part}')}.repeat_interleave(2, -1)" for part in ("real", "imag")]
+    spelled = _expression(names[:count], layout, given, True)
     width = f"{angle}.shape[-1] * 2 {'==' if whole else '<'} a0.shape[-1]"
-    guard = f"a0.dim() == {layout.dims} and {angle}.dtype is torch.complex64 and {angle}.dim() == 2 and {width}"
-    guard += f" and a0.dtype.itemsize < 8 and not {angle}.requires_grad" + " and a0.dtype is a1.dtype" * (count == 2)
+    parts = [f"a0.dim() == {layout.dims}", f"{angle}.dtype is torch.complex64", *place.guard(angle, layout), width]
+    parts += ["a0.dtype.itemsize < 8", f"not {angle}.requires_grad", *(["a0.dtype is a1.dtype"] if count == 2 else [])]
+    guard = " and ".join(parts)
     return Helper("rope", spelled, count + 1, draw, guard, "a0.dtype is torch.float32", True, rope)
 
 
@@ -134,14 +155,10 @@ def _expression(xs: list[str], layout: _Layout, angles: list[str], interleaved: 
     return layout.back.format(x=call)
 
 
-def _guard(names: list[str], count: int, layout: _Layout, dims: int, half: bool, whole: bool, one: int) -> str:
+def _guard(names: list[str], count: int, layout: _Layout, place: _Place, half: bool, whole: bool) -> str:
     first, angle = names[0], names[count]
     width = f"{angle}.shape[-1]{' * 2' if half else ''} {'==' if whole else '<'} {first}.shape[-1]"
-    parts = [f"{first}.dim() == {layout.dims}", f"{angle}.dim() == {dims}", width]
-    if dims > 2:
-        parts.append(f"{angle}.shape[0] in (1, {first}.shape[0])")
-    if dims == 4:
-        parts.append(f"{angle}.shape[{one}] == 1")
+    parts = [f"{first}.dim() == {layout.dims}", *place.guard(angle, layout), width]
     if count == 2:
         parts.append(f"{first}.dtype is {names[1]}.dtype")
     parts += [f"{first}.dtype.itemsize < 8", f"{angle}.dtype.itemsize < 8", f"not {angle}.requires_grad"]

@@ -6,6 +6,7 @@ NaN there, and +inf here.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,18 +30,20 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
 
 
 def blocks(block: Block) -> Iterator[Layer]:
-    """The mean cross entropy of logits (rows, classes) and class numbers (rows) or (rows, 1), written out."""
+    """The mean cross entropy of logits (.., classes), of two dimensions or three, and class numbers (..) or (.., 1),
+    written out."""
     if block.tensors or block.inputs != 2 or block.run is None:
         return
-    for column in (False, True):
-        draw = functools.partial(_draw_logits, column)
-        outcome = block.run({}, draw(0))
-        if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != ():
+    for dims, column in itertools.product(((2, 3), (2,), (3,)), (False, True)):
+        draw = functools.partial(_draw_logits, dims, column)
+        outcomes = [block.run({}, draw(seed)) for seed in range(len(dims))]
+        if any(o is None or not isinstance(o[0], Tensor) or o[0].shape != () for o in outcomes):
             continue
-        guard = f"a0.dim() == 2 and a1.shape == {'(a0.shape[0], 1)' if column else 'a0.shape[:1]'} and a0.numel() > 0"
+        shape = "(*a0.shape[:-1], 1)" if column else "a0.shape[:-1]"
+        guard = f"a0.dim() in {dims} and a1.shape == {shape} and a0.numel() > 0"
         guard += " and a1.dtype is torch.int64 and a0.dtype.itemsize < 8 and a0.dtype.is_floating_point"
         guard += " and not torch.is_autocast_enabled(a0.device.type)"
-        expression = f"ops.cross_entropy(a0, a1{'.squeeze(1)' * column}).to(a0.dtype)"
+        expression = "ops.cross_entropy(a0.flatten(0, -2), a1.flatten()).to(a0.dtype)"
         yield Layer("cross_entropy", expression, {}, draw, len(_LOGITS), guard, refused=2)
 
 
@@ -55,14 +58,15 @@ _LOGITS = (
 )
 
 
-def _draw_logits(column: bool, seed: int) -> tuple[Tensor, ...]:
+def _draw_logits(dims: tuple[int, ...], column: bool, seed: int) -> tuple[Tensor, ...]:
     rows, classes, size, other = _LOGITS[seed]
+    lead = (rows, 3) if dims[seed % len(dims)] == 3 else (rows,)
     generator = torch.Generator().manual_seed(seed)
-    logits = size * torch.randn(rows, classes, generator=generator, dtype=torch.float64)
-    numbers = torch.randint(classes, (rows,), generator=generator)
+    logits = size * torch.randn(*lead, classes, generator=generator, dtype=torch.float64)
+    numbers = torch.randint(classes, lead, generator=generator)
     if other is not None:
         numbers[1] = other
-    return logits, numbers.unsqueeze(1) if column else numbers
+    return logits, numbers.unsqueeze(-1) if column else numbers
 
 
 def functional_softmax(

@@ -10,14 +10,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from ferryman.porting.model import helpers, routines, source
 from ferryman.porting.model.flow import Node, Scan, Statement
 from ferryman.porting.model.part import PREFIX, Part
-from ferryman.porting.model.part_proof import Proving
-from ferryman.porting.model.trees import blocks, swap
+from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
+from ferryman.porting.model.trees import blocks, copied, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
 _MOST_LEAVES, _MOST_CUTS, _MOST_PARTS, _MOST_OPS = 4, 24, 12, 48
+_MORE_CUTS = 8  # of which no part is one
 # What only moves, casts, scales or adds is no op: a part of nothing else is not worth a proof
 _PLAIN = {
     *("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "USub", "UAdd", "Not", "And", "Or", "Eq", "NotEq", "Lt", "Gt"),
@@ -50,15 +53,17 @@ class Search(Proving):
     skipped: set[Any] = field(kw_only=True)
     fresh: frozenset[str] = field(kw_only=True, default=frozenset())
     parts: list[Part] = field(default_factory=list)
+    moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
 
     def run(self) -> bool:
         kind = None if self.module is None else type(self.module)
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
-        for body in list(blocks(self.tree)):
-            while len(self.parts) < _MOST_PARTS and self._one(body):
-                pass
+        for self.moving in (False, True):
+            for body in list(blocks(self.tree)):
+                while len(self.parts) < _MOST_PARTS and self._one(body):
+                    pass
         if self.parts:
             ast.fix_missing_locations(self.tree)
         return bool(self.parts)
@@ -90,6 +95,9 @@ class Search(Proving):
         """Sets of values that a node is computed of and that can be read where it stands, the farthest first."""
         here = {node for node, e in statement.ops if not isinstance(e, ast.Slice | ast.Tuple | ast.List)}
         here |= {n for s in self.statements if s.index < statement.index for n in s.binds}
+        before = self._before(statement) if self.moving else []
+        moved = {n for s in before for n, e in s.ops if s.binds and not isinstance(e, ast.Slice)} - here
+        here |= moved
         # what its name has no more can be read where what put another value there goes with the part
         past = {n for n in here if n.kind == "op" and n not in statement.names} - {n for n, _ in statement.ops}
         known: dict[Node, list[frozenset[Node]]] = {}
@@ -101,14 +109,19 @@ class Search(Proving):
                 known_here = (
                     node in statement.names or node in here or (node.kind == "leaf" and isinstance(node.tree, ast.Name))
                 )
-                alone = [frozenset({node})] if known_here else []
                 merged = [frozenset[Node]()] if node.children else []
                 for child in node.children:
                     # in order: which of the many are kept must not depend on where objects lie
                     both = dict.fromkeys(a | b for a, b in itertools.product(merged, cuts(child)))
                     merged = [cut for cut in both if len(cut) <= _MOST_LEAVES]
-                    merged = sorted(merged, key=lambda cut: (len(cut), len(cut & past)))[:_MOST_CUTS]
-                known[node] = [*(merged if node.kind == "op" else []), *alone]
+                    merged.sort(key=lambda cut: (len(cut), len(cut & past)))
+                    whole = frozenset(merged)
+                    more = [cut for cut in merged[_MOST_CUTS:] if not _more_than_one_of(whole, cut)]
+                    merged = merged[:_MOST_CUTS] + more[:_MORE_CUTS]
+                # a number of the module's own settings is no value that flows
+                flows = frozenset() not in merged or any(isinstance(n.value, Tensor) for n in node.inside(frozenset()))
+                known[node] = merged if node.kind == "op" else []
+                known[node] += [frozenset({node})] if known_here and (flows or not node.children) else []
             return known[node]
 
         order: dict[Node, int] = {}
@@ -116,6 +129,8 @@ class Search(Proving):
             order.setdefault(node, i)
         sized = {c: root.inside(c) for c in cuts(root) if c and root not in c}
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
+        if self.moving:
+            chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
         chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))
         return [tuple(sorted(c, key=lambda n: (order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
 
@@ -186,10 +201,34 @@ class Search(Proving):
                     name = leaf.tree.id
                 stores = [i for i in range(first + 1, statement.index) if name in _stored(body[i])]
                 going = {s.index for s in before if set(s.binds) & inside}
-                if not name or set(stores) - going:
+                moved = self._moved(body, statement, e, leaf, going) if self.moving and not name else None
+                if moved is None and (not name or set(stores) - going):
                     return None
-                given.append(ast.Name(name, ast.Load()))
+                given.append(moved or ast.Name(name, ast.Load()))
         return given
+
+    def _before(self, statement: Statement) -> list[Statement]:
+        return [s for s in self.statements if s.index < statement.index]
+
+    def _moved(
+        self, body: list[ast.stmt], statement: Statement, root: ast.expr, leaf: Node, going: set[int]
+    ) -> ast.expr | None:
+        """What stands inside a statement that goes, if it gives the same where the part stands. A call of a child keeps
+        its turn."""
+        inner = ((s.index, e) for s in self._before(statement) if s.index in going for n, e in s.ops if n is leaf)
+        at, e = next(inner, (-1, None))
+        if e is None:
+            return None
+        none = ast.Constant(None)
+        calls = self.scan.acts(e, none, True)
+        between = [(body[i], none) for i in range(at + 1, statement.index)]
+        if any(self.scan.acts(s, but, calls) for s, but in [(body[at], e), *between, (body[statement.index], root)]):
+            return None
+        names = set(_read(e)) & self.scan.locals
+        if any(names & {*_stored(body[i])} for i in range(at, statement.index)):
+            return None
+        lost = {n for i in range(at) if i in going for n in _stored(body[i])}
+        return None if names & lost else copied(e)
 
     def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:
         """(names that are read outside of a block, names that functions inside read)."""
@@ -219,6 +258,11 @@ class Search(Proving):
                     return None
             fresh[index] = None
         return [s for s in fresh if s is not None]
+
+
+def _more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:
+    """Whether a part of a cut is one, too, so that the rest of it is computed of that."""
+    return any(frozenset(few) in cuts for n in range(1, len(cut)) for few in itertools.combinations(cut, n))
 
 
 def recognised(e: ast.expr, function: types.FunctionType) -> bool:

@@ -256,12 +256,12 @@ class Scan:
         node.whole = e
         return node
 
-    def acts(self, tree: ast.AST, but: ast.expr) -> bool:
-        """Whether a statement calls what may write over a value, before it gets to a part of it."""
+    def acts(self, tree: ast.AST, but: ast.expr, any_child: bool = False) -> bool:
+        """Whether a statement calls what may write over a value, or any child, before it gets to a part of it."""
         self.occurring = []  # what was read before stays as it is
         later = {id(n) for n in ast.walk(tree) if any(m is but for m in ast.walk(n))}
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and id(n) not in later]
-        return any(self._function(c.func) is None and not self._harmless(c.func) for c in calls)
+        return any(self._function(c.func) is None and (any_child or not self._harmless(c.func)) for c in calls)
 
     def _harmless(self, func: ast.expr) -> bool:
         mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name

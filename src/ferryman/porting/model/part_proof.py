@@ -29,6 +29,7 @@ _OF_LOSSES = {
     *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim"),
 }
 _TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat"}
+OF_SEVERAL = frozenset(_LOSSES | _TURNS)  # what a part of several values has one of
 
 
 @dataclass
@@ -87,7 +88,7 @@ class Proving:
                     return self._part(role, module, plain, own, order)
         if count < 2 or not labels & _TURNS or any(isinstance(n.value, Tensor) for n in own.values()):
             return None
-        for first in range(count) if count == 3 else (0,):
+        for first in range(count) if count < 4 else (0,):
             order = (first, *(i for i in range(count) if i != first))
             module = self._module(tree, own, order)
             if module is None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ferryman.porting.model import source
+from ferryman.porting.model.inlined import inlined
 from ferryman.porting.model.trees import copied
 
 _MOST = 8
@@ -22,6 +23,7 @@ def unrolled(tree: ast.FunctionDef, function: types.FunctionType) -> ast.Functio
     inside = [n for n in ast.walk(tree) if isinstance(n, ast.ListComp | ast.GeneratorExp | ast.Call)]
     if any(not isinstance(n, ast.Call) or _is(n.func, "map") for n in inside):
         tree = ast.fix_missing_locations(_Unroll(function).visit(tree))
+    tree = inlined(tree)
     _apart(tree, {*function.__code__.co_cellvars})
     return tree
 

@@ -1,0 +1,219 @@
+"""The fourth set: right modules and look-alikes as strangers write them, of files of their own, with several inputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import ferryman
+from ferryman.errors import PortError
+from tests.unit import (
+    disguises_blind,
+    disguises_blind_attention,
+    disguises_blind_experts,
+    disguises_blind_layers,
+    disguises_blind_losses,
+    disguises_blind_rope,
+    lookalikes_blind,
+    lookalikes_blind_more,
+)
+from tests.unit.situations import load
+from tests.unit.test_disguises import assert_as_right, assert_gradients_as_right
+
+RIGHT = {
+    "norms": disguises_blind.NORMS,
+    "layers": disguises_blind_layers.LAYERS,
+    "rope": disguises_blind_rope.ROPE,
+    "attention": disguises_blind_attention.ATTENTION,
+    "experts": disguises_blind_experts.EXPERTS,
+    "losses": disguises_blind_losses.LOSSES,
+}
+ALIKE = {
+    "layers": lookalikes_blind.LAYERS,
+    "heads": lookalikes_blind_more.HEADS,
+    "experts": lookalikes_blind_more.EXPERTS,
+}
+# what is left today, and why
+_SEPARATE = "each expert's weights are tensors of their own, and the op takes one tensor of all"
+_ALL = "0 times what is not finite"
+LEFT = {
+    "HandGroups": "a weight (1, C, 1, 1)",
+    "HeadwiseNorm": "a norm that is no whole result of a module without children",
+    "HeadedProjection": "a weight of three dimensions",
+    "HeadedOut": "a weight of three dimensions",
+    "Reglu": "the gradient at 0 is 1, and relu's 0",
+    "InPlaceTurn": "halves that are put into an empty tensor",
+    "RollTurn": "signs that are put into a tensor of ones",
+    "MatrixTurn": "any four numbers turn a pair, not only a cosine and a sine",
+    "GrowingTable": "a table that a call makes",
+    "Mha": "its forward compiles to other instructions than its source alone (calls of many arguments)",
+    "OwnSoftmax": "a softmax that is no whole result of a module without children",
+    "LseSoft": "beside +inf it gives NaN at other places",
+    **dict.fromkeys(("LoopIndexAdd", "LoopPlain", "Sorted", "WithShared"), _SEPARATE),
+    **dict.fromkeys(("DenseOneHot", "DenseScatter", "EveryExpert"), _ALL),
+    "GatherWeights": "two matrices for gate and up",
+    "TakeAlong": "a part of three values with weights",
+    "Chooser": "how many are chosen is no attribute",
+    "Shifts": "no proof follows a generator over a range that is no constant",
+    "InPieces": "a loss that is summed",
+    "BoundAct": "a function bound to the instance",
+    "Delta": "a loop over time in a module",
+    "Scan": "a loop over time in a module",
+}
+QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}
+
+
+class Net(nn.Module):
+    """What stands around a module; its inputs after the first are the net's."""
+
+    def __init__(self, inner: nn.Module, rest: list[Tensor]) -> None:
+        super().__init__()
+        self.inner, self.beside, self.count = inner, nn.Linear(4, 4), len(rest)
+        for i, value in enumerate(rest):
+            self.register_buffer(f"given_{i}", value)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x, *(getattr(self, f"given_{i}") for i in range(self.count)))
+
+
+def _file(code: str, name: str, folder: Path) -> Any:
+    return load(disguises_blind.HEAD + code, f"ferryman_blind_{name}_{abs(hash(str(folder)))}", folder)
+
+
+def _net(kind: Any, make: Any) -> tuple[Net, Tensor]:
+    torch.manual_seed(0)
+    inner, x, *rest = make(kind)
+    return Net(inner, rest).eval(), x
+
+
+def _right(code: str, names: set[str], folder: Path) -> list[str]:
+    """Those that are not served. Results and gradients are right either way."""
+    left = []
+    for name, (op, kind, make) in _file(code, "right", folder).CASES.items():
+        if names and name not in names:
+            continue
+        (model, x), (before, _) = _net(kind, make), _net(kind, make)
+        with contextlib.suppress(PortError):
+            ferryman.port(model)
+        with ferryman.trace() as trace, torch.no_grad():
+            actual = model(x.clone())
+        if (
+            isinstance(actual, Tensor) and actual.dim() == 0
+        ):  # of which a move of the input may leave the last bit as it is
+            torch.testing.assert_close(actual, before(x).detach(), rtol=2.0**-20, atol=0.0)
+        else:
+            assert_as_right(actual, before, x)
+        if any(leaf.is_floating_point() for leaf in tree_leaves(before(x))):
+            assert_gradients_as_right(model, before, x)
+        left += [] if op in {called for called, _ in trace.calls} else [name]
+    return left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", RIGHT)
+def test_right_modules_of_strangers_are_served(what: str, tmp_path: Path) -> None:
+    left = _right(RIGHT[what], set(), tmp_path)
+    kinds = {line.split("(")[0].split()[1] for line in RIGHT[what].splitlines() if line.startswith("class ")}
+    assert sorted(left) == sorted(LEFT.keys() & kinds), left
+
+
+@pytest.mark.parametrize("what", ["norms", "losses"])
+def test_a_few_right_modules_are_served(what: str, tmp_path: Path) -> None:
+    assert _right(RIGHT[what], QUICK, tmp_path) == []
+
+
+# Look-alikes
+
+
+def _stages(x: list[Tensor], more: list[Any]) -> Iterator[tuple[str, list[Tensor], torch.dtype, bool]]:
+    """(what, inputs, dtype, training)."""
+
+    def times(size: float, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        return [(t * size).to(dtype) if t.is_floating_point() else t for t in x]
+
+    yield "plain", x, torch.float32, False
+    yield "again", x, torch.float32, True
+    for given in more:
+        torch.manual_seed(5)
+        yield "what shows it", list(given()), torch.float32, False
+    for size in (1e-3, 0.0, 8.0):
+        yield f"times {size}", times(size), torch.float32, False
+    yield "in bfloat16", times(1.0, torch.bfloat16), torch.bfloat16, False
+
+
+def _passed(module: nn.Module, x: list[Tensor], dtype: torch.dtype, training: bool) -> list[Tensor]:
+    """Results, and gradients of a weighted sum of them."""
+    module.to(dtype).train(training)
+    torch.manual_seed(3)
+    given = [t.clone().requires_grad_(t.is_floating_point()) for t in x]
+    results = [t for t in tree_leaves(module(*given)) if isinstance(t, Tensor)]
+    able = [t for t in results if t.requires_grad]
+    weighted = [(t.float() * torch.cos(torch.arange(t.numel()).float()).view(t.shape)).sum() for t in able]
+    leaves = [t for t in (*given, *module.parameters()) if t.requires_grad]
+    slopes = torch.autograd.grad(sum(weighted), leaves, allow_unused=True) if able else ()
+    return [*(t.detach() for t in results), *(torch.zeros(()) if s is None else s for s in slopes)]
+
+
+def _apart(actual: list[Tensor], wanted: list[Tensor], room: float) -> bool:
+    for a, w in zip(actual, wanted, strict=True):
+        if a.shape != w.shape or a.dtype is not w.dtype or not torch.equal(a.isfinite(), w.isfinite()):
+            return True
+        a, w = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, w))
+        if w.numel() and float((a - w).abs().max()) > room * float(w.abs().max()) + 1e-6:
+            return True
+    return False
+
+
+def _wrong(code: str, names: set[str], folder: Path) -> list[str]:
+    wrong = []
+    for name, (kind, make, more) in _file(code, "alike", folder).ALIKE.items():
+        if names and name not in names:
+            continue
+        sides = []
+        for _ in "ab":
+            torch.manual_seed(0)
+            inner, *x = make(kind)
+            sides.append(nn.Sequential(inner, nn.Linear(4, 4)).eval())
+        model, twin = sides
+        with contextlib.suppress(PortError):
+            ferryman.port(model)
+        for what, given, dtype, training in _stages(x, more):
+            model.to(dtype)
+            try:
+                wanted = _passed(twin.to(dtype)[0], given, dtype, training)
+            except (RuntimeError, ValueError, IndexError):
+                with contextlib.suppress(Exception):  # what it changes before that, both change
+                    _passed(model[0], given, dtype, training)
+                continue
+            if _apart(_passed(model[0], given, dtype, training), wanted, 0.05 if dtype.itemsize == 2 else 1e-4):
+                wrong.append(f"{name}: {what}")
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ALIKE)
+def test_look_alikes_of_strangers_are_as_they_were(what: str, tmp_path: Path) -> None:
+    assert _wrong(ALIKE[what], set(), tmp_path) == []
+
+
+def test_a_few_look_alikes_are_as_they_were(tmp_path: Path) -> None:
+    assert _wrong(ALIKE["layers"], QUICK, tmp_path) == []
+
+
+def test_the_judge_of_look_alikes_sees_a_difference() -> None:
+    x = torch.randn(3, 4)
+    assert not _apart([x], [x * (1 + 1e-6)], 1e-4)
+    assert _apart([x], [x * 1.001], 1e-4) and _apart([x], [x.double()], 1e-4) and _apart([x / 0], [x], 1e-4)
+
+
+def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
+    right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
+    alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
+    assert len(right) == 120 and len(alike) == 70 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
