@@ -60,7 +60,6 @@ LEFT = {
     **dict.fromkeys(("DenseOneHot", "DenseScatter", "EveryExpert"), _ALL),
     "GatherWeights": "two matrices for gate and up",
     "TakeAlong": "a part of three values with weights",
-    "Chooser": "how many are chosen is no attribute",
     "Shifts": "no proof follows a generator over a range that is no constant",
     "InPieces": "a loss that is summed",
     "BoundAct": "a function bound to the instance",

@@ -44,7 +44,7 @@ def blocks(block: Block) -> Iterator[Layer]:
     experts, width = block.tensors[weight]
     if len(block.tensors) != 1 + len(vectors) or not 2 <= experts <= _MOST or experts == width:
         return
-    if (bias and block.tensors[bias] != (experts,)) or not any(0 < v <= experts for v in block.integers.values()):
+    if bias and block.tensors[bias] != (experts,):
         return
     short = min(width, _SHORT if experts != _SHORT else _SHORT - 8)
     sizes = {experts: experts, width: short}
@@ -70,11 +70,13 @@ def blocks(block: Block) -> Iterator[Layer]:
             counts = {v for v in (ids.shape[1], *groups) if v > 1}
             same = [f"self.{n} == {v}" for n, v in block.integers.items() if v in counts]
             same += [f"self.{n} == {v!r}" for n, v in block.numbers.items() if v == scale != 1.0]
-            for wide, cast in itertools.product((False, True), repeat=2):
+            for wide, cast in itertools.product((False, True), ("w", "w.to(l.dtype)", "w.to(a0.dtype)")):
                 given = ["a0.reshape(-1, a0.shape[-1])", f"self.{weight}", *([f"self.{inside}"] if inside else [])]
                 if wide:
                     given = [f"{g}.to(torch.promote_types({g}.dtype, torch.float32))" for g in given]
-                parts = {"l": "l", "w": "w.to(l.dtype)" if cast else "w", "i": "i"}
+                if not wide and "a0" in cast:  # as the logits
+                    continue
+                parts = {"l": "l", "w": cast, "i": "i"}
                 inner = f"(lambda w, i: ({', '.join(parts[k] for k in kinds)}))"
                 yield Layer(
                     "gate_topk",
