@@ -110,6 +110,13 @@ class _Watch(TorchDispatchMode):
         return out
 
 
+def _extent(t: Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if not t.numel():
+        return 0
+    return (1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))) * t.element_size()
+
+
 class EmulatedRuntime:
     """A `Runtime` for one wave width. ``order``: 0, 1 or 2, in which order the threads of a block run."""
 
@@ -130,10 +137,9 @@ class EmulatedRuntime:
         self.launched.append((unit.name, grid, block, shared))
         if not self._libraries:
             return
-        regions = [(t, 0) for t in self._inputs] + [(t, 1) for t in self._made]
-        table = (_Region * len(regions))(
-            *[(s.data_ptr(), s.nbytes(), w) for s, w in ((t.untyped_storage(), w) for t, w in regions)]
-        )
+        regions = [(t.data_ptr(), _extent(t), 0) for t in self._inputs]
+        regions += [(s.data_ptr(), s.nbytes(), 1) for s in (t.untyped_storage() for t in self._made)]
+        table = (_Region * len(regions))(*regions)
         slots = (ctypes.c_ulonglong * len(args))(
             *[struct.unpack("<I", struct.pack("<f", a))[0] if isinstance(a, float) else a & (2**64 - 1) for a in args]
         )

@@ -24,6 +24,7 @@ from tests.unit import simt_host as host
 _MARKER = re.compile(r'# (\d+) "([^"]*)"')
 _ROUNDS = 6  # of a compiler that refuses some edits
 _SECONDS = 60.0  # by the clock that one mutant may take
+Draw = Callable[[list[Edit]], list[Edit]]
 
 
 def _texts() -> dict[str, str]:
@@ -51,23 +52,24 @@ class Planted:
     """The library of what a runtime has collected, with ``most`` edits in it (`edits`: by their index): every
     barrier or wait removed, and others.
 
-    files: where edits are. seed: of the draw. `refused`: how many the compiler did not take.
+    files: where edits are. seed: of the draw. draw: another draw, of the edits that the host's compiler sees.
+    `refused`: those that it did not take.
     """
 
-    def __init__(self, runtime: host.EmulatedRuntime, files: Collection[str], most: int, seed: int) -> None:
-        self.runtime, self.edits, self._texts = runtime, dict[int, Edit](), _texts()
-        self._files, self._most, self._seed = files, most, seed
+    def __init__(
+        self, runtime: host.EmulatedRuntime, files: Collection[str], most: int, seed: int, draw: Draw | None = None
+    ) -> None:
+        self.runtime, self.edits, self.refused, self._texts = runtime, dict[int, Edit](), list[Edit](), _texts()
+        self._files, self._most, self._seed, self._draw = files, most, seed, draw or self._spread
         edit: Callable[[str], str] = self._first
         for _ in range(_ROUNDS):
             refused = self._built(edit)
             if not refused:
                 break
-            for n in refused:
-                del self.edits[n]
+            self.refused += [self.edits.pop(n) for n in sorted(refused)]
             edit = self._with
         else:
             raise AssertionError("the compiler refuses the mutants, one after another")
-        self.refused = self.count - len(self.edits)
         runtime.load(None)
 
     def _first(self, source: str) -> str:
@@ -77,11 +79,12 @@ class Planted:
         live = _live(command, source, self.runtime.folder / "live.cpp")
         every = [e for name in sorted(self._files) for e in cpp.edits(self._texts[name], name)]
         alive = [e for e in every if any((e.file, n) in live for n in range(e.line, e.last + 1))]
-        waits = [e for e in alive if e.operator == "wait removed"]
-        drawn = spread([e for e in alive if e not in waits], self._most - len(waits), self._seed)
-        self.edits = dict(enumerate([*waits, *drawn], 1))
-        self.count = len(self.edits)
+        self.edits = dict(enumerate(self._draw(alive), 1))
         return self._with(source)
+
+    def _spread(self, alive: list[Edit]) -> list[Edit]:
+        waits = [e for e in alive if e.operator == "wait removed"]
+        return [*waits, *spread([e for e in alive if e not in waits], self._most - len(waits), self._seed)]
 
     def _with(self, source: str) -> str:
         for name in {e.file for e in self.edits.values()}:
@@ -115,7 +118,7 @@ class Planted:
             for region in cpp.regions(text):
                 first, last = (text.count("\n", 0, at) + 1 for at in (region.start, region.end))
                 if first <= int(line) <= last:
-                    ends = range(region.start, region.end)
+                    ends = range(region.start, region.end + 1)  # what is put behind it, too
                     beside |= {n for n, e in self.edits.items() if e.file == name and e.start in ends}
         return beside
 

@@ -25,6 +25,14 @@ EQUIVALENTS = (
         "What lies behind a row, or the last one, is multiplied and not stored.",
     ),
     Equivalent(
+        "triton._gated_backward",
+        (
+            "grad_up_ptr -> grad_ptr in tl.store(grad_up_ptr + place, "
+            "narrow(d * (g * factor), grad_up_ptr.dtype.element_ty), mask=mask)",
+        ),
+        "It is a dtype: the gradients have that of the result's gradient.",
+    ),
+    Equivalent(
         "silu_mul.triton._gated",
         (
             "y_ptr.dtype.element_ty == tl.float32 -> (y_ptr.dtype.element_ty != tl.float32)",

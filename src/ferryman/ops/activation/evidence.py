@@ -24,12 +24,15 @@ def _cases(**extra: object) -> Sequence[Case]:
         "scalar": (),
         "three_dims": (2, 3, 130),
         "empty": (0, 64),
+        "many": (5, 3584),  # more than a multiprocessor's first share, in tiles that it does not fill
     }
     cases = [Case(n, {"gate": TensorSpec(s), "up": TensorSpec(s), **extra}) for n, s in shapes.items()]
     for layout in ("rows", "last", "offset"):
         spec = TensorSpec((6, 200), layout=layout)
         up = TensorSpec((6, 200), layout="rows" if layout == "last" else "contiguous")
         cases.append(Case(f"layout_{layout}", {"gate": spec, "up": up, **extra}))
+    gapped = TensorSpec((5, 3584), layout="rows")
+    cases.append(Case("many_rows", {"gate": gapped, "up": gapped, **extra}))
     # rows that share memory, each beginning where no vector may be loaded
     gate, up = (TensorSpec((2, 2, 64), layout=f"strided:{strides}") for strides in ("128,32,1+1", "152,72,1+3"))
     cases.append(Case("layout_shared", {"gate": gate, "up": up, **extra}))

@@ -63,6 +63,7 @@ def _cases() -> Sequence[Case]:
         "mla": _call(6, 1, (96, 64), (4, 4)),
         "odd": _call(11, 3, (37, 5), (5, 3)),
         "wide": _call(3, 5, (257, 130), (2, 4), "int32"),
+        "wide_values": _call(3, 5, (16, 257), (2, 4)),
         "pages_of_one": _call(9, 2, (16, 16), (13, 1)),
         "more_tokens_than_slots": _call(40, 2, (16, 24), (3, 4)),
         "all_skipped": _call(9, 2, (16, 16), (2, 8), slots="drawn"),

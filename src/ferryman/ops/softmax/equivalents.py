@@ -88,4 +88,17 @@ EQUIVALENTS = (
         ("0 -> 1.0 in label = tl.load(target_ptr + first + line, mask=inside, other=0)",),
         "A row past the last picks no logit, and is not stored.",
     ),
+    Equivalent(
+        "softmax_backward.triton.long._softmax_long_backward",
+        (
+            "widen(tl.load(y_ptr + start + col, mask=mask, other=0.0)) -> "
+            "(tl.load(y_ptr + start + col, mask=mask, other=0.0))",
+        ),
+        "The gradient that it meets is float32 already, and widens it.",
+    ),
+    Equivalent(
+        "softmax_backward.triton.long._softmax_long_backward",
+        ("0.0 -> 1.0 in g = widen(tl.load(grad_ptr + start + col, mask=mask, other=0.0))",),
+        "Past the row's end it meets a 0 of y, or is not stored.",
+    ),
 )

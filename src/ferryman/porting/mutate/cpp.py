@@ -3,7 +3,7 @@
 There is no parser of C++ here. Regions are found whose ends tokens show: the expression of a ``return``, an
 initialiser, a
 condition, a whole statement. A mutant changes a few tokens of its region. `schemata` writes every variant of a region
-beside the others, under ``ferryman_mutant == n``, so that one compilation serves a batch.
+beside the others, under ``ferryman_at(n)``, so that one compilation serves a batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ static inline float ferryman_narrow(float v) {
     return v;
 }
 """
-PRELUDE = 'extern "C" { int ferryman_mutant = 0; }\n' + NARROW
+MOST = 4096  # edits of one library
+PRELUDE = (
+    f'extern "C" {{ int ferryman_mutant = 0; unsigned char ferryman_seen[{MOST}]; }}\n'
+    "static inline bool ferryman_at(int n) { ferryman_seen[n] = 1; return ferryman_mutant == n; }\n" + NARROW
+)
 
 
 @dataclass(frozen=True)
@@ -289,7 +293,8 @@ def _called(stream: Sequence[Token], i: int, text: str) -> Iterator[tuple[str, i
 
 def functions(text: str) -> list[tuple[int, str]]:
     """(place, name) of every function's definition."""
-    matches = re.finditer(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{", text)
+    code = re.sub(r"//[^\n]*", lambda comment: " " * len(comment[0]), text)
+    matches = re.finditer(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{", code)
     return [(m.start(), m[1]) for m in matches if m[1] not in ("if", "for", "while", "switch", "constexpr", "defined")]
 
 
@@ -310,9 +315,8 @@ def edits(text: str, file: str) -> list[Edit]:
 
 
 def schemata(text: str, file: str, chosen: Mapping[int, Edit]) -> str:
-    """A source in which ``ferryman_mutant == n`` runs edit ``n`` of ``chosen``, and 0 none. A compiler's complaint
-    about
-    edit n names line n of the file "mutant" (`refused`)."""
+    """A source in which ``ferryman_mutant == n`` runs edit n of ``chosen``, and 0 none. With 0, ``ferryman_seen[n]``
+    tells whether a run came by edit n. A compiler's complaint about edit n names line n of the file "mutant"."""
     pieces, at = [], 0
     for region in regions(text):
         if not region.tokens:
@@ -328,11 +332,7 @@ def schemata(text: str, file: str, chosen: Mapping[int, Edit]) -> str:
             new = old[:offset] + edit.new + old[offset + len(edit.old) :]
             flat = " ".join(re.sub(r"//[^\n]*", " ", new).split())
             body = f'\n#line {n} "mutant"\n{{ {flat} }}\n' if region.statement else f'\n#line {n} "mutant"\n({flat})\n'
-            parts.append(
-                f"if (ferryman_mutant == {n}) {body} else "
-                if region.statement
-                else f"ferryman_mutant == {n} ? {body} : "
-            )
+            parts.append(f"if (ferryman_at({n})) {body} else " if region.statement else f"ferryman_at({n}) ? {body} : ")
         whole = f"{{ {''.join(parts)}{{ {old}\n }} }}" if region.statement else f"({''.join(parts)}({old}\n))"
         pieces += [text[at : region.start], whole, back]
         at = region.end

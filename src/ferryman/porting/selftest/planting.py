@@ -128,7 +128,7 @@ def _of_source(op: str, most: int | None, seed: int, implementation: str | None)
     mutants: list[Mutant] = []
     for line in sources.lines_of(op, implementation):
         make, right = functools.partial(sources.kernel, line), functools.partial(registry.launcher, line)
-        mutants += _edits(op, line, [edit for edit in chosen if edits[edit] is line], make, right)
+        mutants += edits_of(op, line, [edit for edit in chosen if edits[edit] is line], make, right)
     return mutants
 
 
@@ -138,16 +138,17 @@ def _of_units(op: str, most: int | None, seed: int) -> list[Mutant]:
     if line is None:
         return []
     make, right = functools.partial(units.kernel, line), functools.partial(units.right, line, profile(AMD))
-    return _edits(op, line, _some(units.candidates(op), op, most, seed), make, right)
+    return edits_of(op, line, _some(units.candidates(op), op, most, seed), make, right)
 
 
 def _some(possible: Sequence[Edit], op: str, most: int | None, seed: int) -> Sequence[Edit]:
     return possible if most is None else spread(possible, most, f"{seed}/{op}")
 
 
-def _edits(
+def edits_of(
     op: str, line: Implementation, chosen: Sequence[Edit], make: Callable[[Edit], Kernel], right: Callable[[], Kernel]
 ) -> list[Mutant]:
+    """Mutants of a line, each an edit that ``make`` makes a kernel of."""
     mutants: list[Mutant] = []
     names: dict[str, int] = {}
     for edit in chosen:
