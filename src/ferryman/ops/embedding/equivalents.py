@@ -27,4 +27,14 @@ EQUIVALENTS = (
         ("in_storage_precision",),
         "The sum of rows is one index_add_, which this rule does not reach; the scaled sum is rounded once in either.",
     ),
+    Equivalent(
+        "embedding.cuda.rows_of",
+        ("after_previous(platform::thread_index()) -> (platform::thread_index())",),
+        "Nothing is started here ahead of the kernel before it.",
+    ),
+    Equivalent(
+        "embedding.cuda.rows_of",
+        ("< -> <= in for (int i = 0; i < Pack<T, V>::WORDS; ++i) x[p].word[i] = NotANumber<T>::word;",),
+        "A word more is the next pack's first, which is set next. Behind the last pack nothing is read.",
+    ),
 )

@@ -24,6 +24,29 @@ SHARED = (
         ("x.to(tl.float32) -> (x) in return x.to(tl.float32)",),
         "What meets a float32 next is widened by it; a sum of two numbers of float16 is rounded to float16 either way.",
     ),
+    Equivalent(
+        "cuda.after_previous",
+        ("after_previous(); -> ; in after_previous();",),
+        "Nothing is started here ahead of the kernel before it.",
+    ),
+    Equivalent(
+        "cuda.divide",
+        (
+            "((a | b) >> 32) == 0 -> false in if (((a | b) >> 32) == 0) {",
+            "== -> != in if (((a | b) >> 32) == 0) {",
+        ),
+        "Either branch gives the quotient of numbers below 2^32, and no tensor here has more elements.",
+    ),
+    Equivalent(
+        "cuda.load",
+        ("4 -> 5 in platform::Memory<STEP>::template load<ACCESS>((const char*)p + at, pack.word + at / 4);",),
+        "A pack of at most 16 bytes is one access, at 0.",
+    ),
+    Equivalent(
+        "cuda.store",
+        ("+ at -> in platform::Memory<STEP>::store((char*)p + at, pack.word + at / 4);",),
+        "A pack of at most 16 bytes is one access, at 0.",
+    ),
 )
 
 
