@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferryman.ops.causal_conv1d.equivalents import EQUIVALENTS
 from ferryman.ops.domain import MODERATE, Domain, Form
 from ferryman.ops.draw import Draw, Fill, offset
 from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
@@ -66,6 +67,9 @@ def _cases() -> Sequence[Case]:
         "no_channels": _call((2, 0, 7), 4, "silu"),
         **{f"layout_{n}": _call((2, 9, 21), 4, "silu", True, True, layout=n) for n in ("rows", "last", "offset")},
         "layout_channels": _call((2, 40, 21), 4, "silu", True, True, layout="channels"),
+        # in runs: of positions, and of channels
+        **{f"rows_width_{n}": _call((2, 9, 80), n, "silu", state=n % 2 == 0) for n in (2, 3)},
+        **{f"channels_width_{n}": _call((2, 40, 37), n, "silu", state=n % 2 == 0, layout="channels") for n in (2, 3)},
         "layout_channels_token": _call((2, 40, 1), 4, "silu", True, True, layout="channels"),
         **{f"own_{n}": _call((2, 24, 17), 4, "silu", dtype=n) for n in ("float32", "float16", "bfloat16")},
         **{
@@ -152,6 +156,7 @@ def _like(name: str, first: Shape) -> Shape | None:
 EVIDENCE = (
     Evidence(
         op="causal_conv1d",
+        equivalents=EQUIVALENTS,
         cases=_cases,
         fuzz=Domain(
             {

@@ -12,6 +12,7 @@ from torch import Tensor
 from ferryman.ops.domain import Domain, Form, Symbols
 from ferryman.ops.draw import Draw, Fill
 from ferryman.ops.evidence import Evidence, Goal, Grid, ModelSizes, Sampler, Shape, sampled_cases
+from ferryman.ops.gate_topk.equivalents import EQUIVALENTS
 from ferryman.ops.primitive import Case, TensorSpec
 
 
@@ -164,6 +165,7 @@ def _drawn(args: dict[str, Any], s: Symbols) -> None:
 EVIDENCE = (
     Evidence(
         op="gate_topk",
+        equivalents=EQUIVALENTS,
         cases=_cases,
         fuzz=Domain(
             {

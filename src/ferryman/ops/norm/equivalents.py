@@ -55,4 +55,9 @@ EQUIVALENTS = (
         ),
         "It has one input.",
     ),
+    Equivalent(
+        "add_rms_norm.triton.long._long_statistics",
+        ("CENTRED -> (not (CENTRED)) in if CENTRED:",),
+        "Where no mean is taken, the lanes' means are 0, and so is what they add.",
+    ),
 )

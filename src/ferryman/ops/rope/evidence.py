@@ -68,15 +68,33 @@ def _cases() -> Sequence[Case]:
     sines = replace(cases[-1].args["sin"], layout="strided:17,1,17+1")
     cases[-1] = replace(cases[-1], args={**cases[-1].args, "sin": sines})
     add("empty", (0, 2, 5, 64), 2)
+    # more packs than a multiprocessor has threads at once, and more than it has room for
+    add("packs_some", (2, 4, 33, 64), 2, interleaved=True)
+    add("packs_many", (2, 6, 127, 64), 2)
     for fill in ("offset", "large", "nonfinite"):
         add(f"fill_{fill}", (1, 2, 9, 64), 2, fill=fill)
     for name, shape, tier in (("quarters", (2, 3, 7, 64), "small"), ("quarters_1023", (2, 8, 1023, 128), "standard")):
         add(f"exact_{name}", shape, 1, tier=tier, fill="integer", exact=True)
         partial = {"rotary": shape[3] // 4 * 3, "batch": 2, "interleaved": True}
         add(f"exact_{name}_partial", shape, 1, tier=tier, fill="integer", exact=True, **partial)  # type: ignore[arg-type]
+    cases.append(_ties((2, 3, 7, 64)))
     add("llama_prefill", (2, 32, 1023, 128), 8, tier="standard")
     add("glm_prefill", (1, 32, 2048, 128), 2, rotary=64, interleaved=True, tier="standard")
     return cases
+
+
+def _ties(shape: tuple[int, ...]) -> Case:
+    """Products that lie between two storable numbers, with an even one below or above."""
+    q, half = TensorSpec(shape, layout="heads", fill="odd"), TensorSpec((1, *shape[2:]), fill="half_more")
+    none = replace(half, fill="zeros")
+    args = {"q": q, "k": q, "cos": half, "sin": none, "interleaved": False}
+    return Case("exact_ties", args, exact=True, cotangent="odd")
+
+
+def _odd(d: Draw) -> Tensor:
+    """From the first integer on that needs all of a 16-bit dtype's digits, as far as half more needs one digit more."""
+    first = 2.0**10 if d.dtype == torch.float16 else 2.0**7
+    return first + 1 + 2 * (d.uniform() * first / 6).floor()
 
 
 def _angles(d: Draw) -> Tensor:
@@ -149,8 +167,16 @@ def _evidence(op: str, over: bool) -> Evidence:
             },
             symbols=_SYMBOLS,
         ),
-        # Liger's kernel reads one half only
-        fills=(Fill("angles", "in [-1, 1], both halves of a row alike: cosines as models make them", _angles),),
+        fills=(
+            # Liger's kernel reads one half only
+            Fill("angles", "in [-1, 1], both halves of a row alike: cosines as models make them", _angles),
+            Fill(
+                "odd",
+                "odd integers from 129 to 171, in float16 from 1025 to 1365: 1.5 of one is a tie",
+                _odd,
+            ),
+            Fill("half_more", "1.5", lambda d: torch.full(d.shape, 1.5, dtype=torch.float64, device=d.device), False),
+        ),
         bench=_bench,
         named=_named,
         sampled=_sampled,

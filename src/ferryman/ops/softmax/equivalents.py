@@ -101,4 +101,52 @@ EQUIVALENTS = (
         ("0.0 -> 1.0 in g = widen(tl.load(grad_ptr + start + col, mask=mask, other=0.0))",),
         "Past the row's end it meets a 0 of y, or is not stored.",
     ),
+    Equivalent(
+        "softmax.cuda.add",
+        (
+            "largest, values[i] -> values[i], largest in if constexpr (PASS == 0) largest = platform::fmax(largest, "
+            "values[i]);",
+        ),
+        "A maximum of two does not ask which is the first.",
+    ),
+    Equivalent(
+        "softmax.cuda.run",
+        (
+            "Op::INPUTS == 2 -> false in if (AHEAD && more) fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], "
+            "row + step, true, p);",
+        ),
+        "It has one input.",
+    ),
+    Equivalent(
+        "softmax.cuda.unpack",
+        ("< -> <= in for (int i = 0; i < V; ++i) out[i] = platform::float_of(pack.word[i]);",),
+        "Nothing reads a number behind the pack's last.",
+    ),
+    Equivalent(
+        "softmax_backward.cuda.stream",
+        ("- -> + in const i64 packs = (n + L::LANES * L::V - 1) / (L::LANES * L::V) - L::PACKS;",),
+        "Packs past the row's end are passed over.",
+    ),
+    Equivalent(
+        "softmax_backward.cuda.softmax_backward",
+        ("base += blocks / L::CLUSTER * L::ROWS; -> base = ferryman_narrow(base + (blocks / L::CLUSTER * L::ROWS));",),
+        "Only of long rows does a block take several. More than 256, whose numbers 8 bits do not hold, are no small "
+        "case.",
+    ),
+    Equivalent(
+        "softmax_backward.cuda.softmax_backward",
+        ("-> - 1 in for (int i = 0; i < L::PACKS; ++i) disguise(g[i], change), disguise(p[i], change);",),
+        "It changes no bit: the compiler alone must not know that.",
+    ),
+    Equivalent(
+        "cross_entropy_backward.triton._loss_backward",
+        ("tl.load(lse_ptr + first + line, mask=inside, other=0.0) -> tl.load(lse_ptr + first + line)",),
+        "Rows past the last are not stored.",
+    ),
+    Equivalent(
+        "cross_entropy_inplace_grad_backward.triton.rows._scale_over",
+        ("rows - first -> (rows + first) in mask = (col < width - start) & (row < rows - first)",),
+        "The H200 that is simulated gives few rows a program each. Where a check is interpreted for a CPU, a program "
+        "has several.",
+    ),
 )
