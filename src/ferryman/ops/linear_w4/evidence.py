@@ -13,6 +13,7 @@ from torch import Tensor
 from ferryman.ops.domain import PRODUCT, Domain, Form, Rule
 from ferryman.ops.draw import Draw, Fill, offset
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.linear_w4.equivalents import EQUIVALENTS
 from ferryman.ops.primitive import Case, TensorSpec
 
 _WEIGHTS = ((4096, 4096), (14_336, 4096), (4096, 14_336))  # of projections: outputs, inputs
@@ -144,6 +145,7 @@ def _group(args: dict[str, Any], symbols: Any) -> None:
 EVIDENCE = (
     Evidence(
         op="linear_w4",
+        equivalents=EQUIVALENTS,
         cases=_cases,
         fuzz=Domain(
             {
