@@ -411,6 +411,7 @@ def test_cpp_variants_lie_side_by_side() -> None:
     edits = {e.new for e in cpp.edits("void f() {\n    m = platform::fmax(m, v.at(i)) + g(v.at(i));\n}\n", "f.cuh")}
     assert any(new == "(m)" for new in edits) and "(i)" in edits  # no `platform::(m)`, no `v.(i)`
     assert cpp.refused("mutant:2:5: error: no match") == {2}
+    assert [name for _, name in cpp.functions("// exp(x), of which {\nvoid f(int x) {\n}\n")] == ["f"]
 
 
 def test_a_cpp_declaration_stays_one() -> None:
