@@ -37,23 +37,24 @@ class _Source:
 
 
 @lru_cache(maxsize=None)
-def digest(op: str) -> str:
-    """SHA-256 of the code that an op's implementations reach."""
+def digest(op: str, lines: frozenset[str] | None = None) -> str:
+    """SHA-256 of the code that an op's implementations reach, or those of these names."""
     text = hashlib.sha256()
-    for name, code in sorted(parts(op).items()):
+    for name, code in sorted(parts(op, lines).items()):
         text.update(f"{name}\0{code}\0".encode())
     return text.hexdigest()
 
 
-def parts(op: str) -> dict[str, str]:
-    """The code of each definition that an op's launchers reach, and of each C++ file, by name."""
+def parts(op: str, lines: frozenset[str] | None = None) -> dict[str, str]:
+    """The code of each definition that an op's launchers reach, or these lines', and of each C++ file, by name."""
     code: dict[str, str] = {}
     files: set[Path] = set()
     seen: set[tuple[str, str]] = set()
     left = [
         (module, function)
-        for module, _, function in (line.where.partition(":") for line in registry.implementations(op))
-        if not module.endswith(".definition")
+        for line in registry.implementations(op)
+        for module, _, function in (line.where.partition(":"),)
+        if not module.endswith(".definition") and (lines is None or line.name in lines)
     ]
     while left:
         module, name = place = left.pop()
