@@ -131,9 +131,25 @@ def test_a_lockfile_that_ships_was_measured_with_todays_kernels(file: Path) -> N
     document = lockfile_document.load(file)
     assert resolve(str(document.stamp["profile"])).vendor
     stale = {
-        op for op, entries in document.choices.items() for e in entries.values() if e.kernels != kernel_code.digest(op)
+        (op, why)
+        for op, entries in document.choices.items()
+        for region, entry in entries.items()
+        if (why := lockfile_document.stale(op, entry, region)) is not None
     }
     assert not stale and document.choices
+
+
+def test_a_region_holds_while_the_lines_that_it_tried_are_what_was_measured() -> None:
+    """A line that came since changes none of its times; one that it tried does."""
+    op = "gated_delta_rule_backward"
+    document = lockfile_document.load(next(file for file in SHIPPED if file.name == "h100-sxm.lock.json.gz"))
+    region, entry = next(iter(document.choices[op].items()))
+    tried = frozenset(c.implementation for c in entry.candidates)
+    assert "triton.spans" not in tried
+    assert entry.kernels == kernel_code.digest(op, tried) != kernel_code.digest(op)
+    assert lockfile_document.stale(op, entry, region) is None
+    other = entry.model_copy(update={"kernels": kernel_code.digest(op, tried - {"triton.gradients"})})
+    assert lockfile_document.stale(op, other.sealed(op, region), region) == "its kernels changed since it was measured"
 
 
 @pytest.mark.parametrize("version", [4, 5])

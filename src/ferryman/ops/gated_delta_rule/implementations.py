@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import at_least, at_most
+import torch
+
+from ferryman.ops.clauses import at_least, at_most, dtypes, either, feature, vendor
 from ferryman.ops.menu import Implementation, menu
 
 _OP = "gated_delta_rule"
@@ -47,5 +49,14 @@ IMPLEMENTATIONS = menu(
     ),
     Implementation(
         op=_BACKWARD, name="triton.chunked", where="backward_kernels", batch_invariant=True, replayable=True
+    ),
+    # behind the others until a GPU has timed it
+    Implementation(
+        op=_BACKWARD,
+        name="triton.spans",
+        where="spans_kernels",
+        when=(either(feature("wgmma"), vendor("cpu")), dtypes("q", torch.bfloat16), _NARROW, _MANY),
+        batch_invariant=True,
+        replayable=True,
     ),
 )
