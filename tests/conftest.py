@@ -4,6 +4,8 @@ quick: a test that costs more CPU time than the quick ones have is listed in tes
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import importlib
 import json
 import math
@@ -121,6 +123,13 @@ def listed(text: str) -> dict[str, float]:
     return {name.strip(): float(seconds) for seconds, name in rows}
 
 
+@functools.lru_cache(maxsize=1)
+def _slow_files(text: str) -> tuple[set[str], set[str]]:
+    """(files that are listed whole, files of which something is listed) of a list such as tests/slow.txt."""
+    names = listed(text)
+    return {name for name in names if "::" not in name}, {name.partition("::")[0] for name in names}
+
+
 def cpu_seconds(root: int | None = None) -> float:
     """CPU time of this process, of its children that ended, and of its descendants that run (those on Linux alone)."""
     if root is None:
@@ -154,10 +163,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text(encoding="utf-8")
     path = collection_path.relative_to(SLOW.parents[1]).as_posix()
+    whole_files, files = _slow_files(SLOW.read_text())
     if words.startswith("slow"):
-        return None if "mark.slow" in text or f"{path}\n" in SLOW.read_text().replace("::", "\n") else True
+        return None if "mark.slow" in text or path in files else True
     whole = set(re.findall(r"\bpytest\.mark\.(\w+)", "".join(re.findall(r"^pytestmark = (.*)$", text, re.M))))
-    whole |= {"slow"} if path in listed(SLOW.read_text()) else set()
+    whole |= {"slow"} if path in whole_files else set()
     return True if {f"not {mark}" for mark in whole} & set(words.split(" and ")) else None
 
 
@@ -181,7 +191,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and "PYTEST_XDIST_WORKER" in os.environ:
         worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-        import_from_own_place(config, worker, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+        with uncollected():
+            import_from_own_place(config, worker, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """What is imported and drawn here stays for the session: no garbage collection looks at it, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    with uncollected():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
