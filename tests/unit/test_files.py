@@ -49,25 +49,22 @@ def test_a_pipe_is_refused_and_not_waited_for(reader: str, tmp_path: Path) -> No
     load, error = READERS[reader]
     path = tmp_path / "manifest.json"
     os.mkfifo(path)
-    began = time.monotonic()
     with pytest.raises(error, match="no regular file"):
-        load(path)
-    assert time.monotonic() - began < 2
+        load(path)  # nobody writes there: to wait would be to wait for pytest's time limit
 
 
-LARGE = {
-    "empty objects": b"[" + b"{}," * 10_000_000 + b"{}]",
-    "empty lists": b"[" + b"[]," * 10_000_000 + b"[]]",
-    "zeros": b"[" + b"0," * 12_000_000 + b"0]",
-    "cells that are none": b'{"kind": "ferryman-results", "schema_version": 2, "cells": [' + b"0," * 1_000_000 + b"0]}",
-    "keys": b"{" + b",".join(b'"%d": 0' % i for i in range(900_000)) + b"}",
-}
+def large() -> Iterator[bytes]:
+    yield b"[" + b"{}," * 10_000_000 + b"{}]"
+    yield b"[" + b"[]," * 10_000_000 + b"[]]"
+    yield b"[" + b"0," * 12_000_000 + b"0]"
+    yield b'{"kind": "ferryman-results", "schema_version": 2, "cells": [' + b"0," * 1_000_000 + b"0]}"  # that are none
+    yield b"{" + b",".join(b'"%d": 0' % i for i in range(900_000)) + b"}"
 
 
 def test_documents_that_would_take_gigabytes_are_refused_by_count(tmp_path: Path) -> None:
     """In a process of its own, whose peak is its alone."""
     paths = []
-    for number, content in enumerate(LARGE.values()):
+    for number, content in enumerate(large()):
         paths.append(tmp_path / f"{number}.json")
         paths[-1].write_bytes(content)
     script = (
@@ -76,11 +73,11 @@ def test_documents_that_would_take_gigabytes_are_refused_by_count(tmp_path: Path
         "from ferryman.porting.judging import results\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for path in sys.argv[1:]:\n"
-        "    began = time.monotonic()\n"
+        "    began = time.process_time()\n"
         "    try:\n        results.load(path)\n"
         "    except ResultError as error:\n        assert len(str(error)) < 600, error\n"
         "    else:\n        raise SystemExit(f'{path} was read')\n"
-        "    assert time.monotonic() - began < 5, path\n"
+        "    assert time.process_time() - began < 5, path\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)\n"
     )
     command = [sys.executable, "-c", script, *map(str, paths)]
@@ -93,10 +90,10 @@ def test_a_small_capsule_that_inflates_is_refused(tmp_path: Path) -> None:
     manifest = '{"kind": "ops", "cases": [' + "{}," * 5_000_000 + "{}]}"
     raw = container.pack(manifest, {})
     assert len(raw) < 100_000
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(CapsuleError, match=f"values; required: at most {files.MOST_VALUES}"):
         capsule.loads(raw)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_cell_that_stands_twice_is_found_in_linear_time() -> None:
@@ -116,10 +113,10 @@ def test_a_cell_that_stands_twice_is_found_in_linear_time() -> None:
         tier="",
     )
     text = results.dumps(results.results(facts, [*cells, cells[-1]]))
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ResultError, match="c7999 stands twice"):
         results.parse(json.loads(text))
-    assert time.monotonic() - began < 5  # 8,000 counts of 8,000 took 10 s
+    assert time.process_time() - began < 5  # 8,000 counts of 8,000 took 10 s
 
 
 def lists_of_models(model: type[BaseModel], seen: set[type]) -> Iterator[tuple[str, bool]]:

@@ -132,7 +132,7 @@ for op in job["ops"]:
     say(start=[op, "float32", "slow", "triton"])
     time.sleep(60)
 """
-    rows = worker(body, ["rope"], silence=1.0)
+    rows = worker(body, ["rope"], silence=2.0)  # a busy machine starts a process in less
     assert [(o, c, v) for o, c, v, _ in rows] == [("rope", "slow", "FAIL")] and "time limit" in rows[0][3]
 
 
@@ -141,11 +141,11 @@ def test_an_op_that_takes_too_long_is_cut_and_the_next_one_runs() -> None:
 for op in job["ops"]:
     for case in ("one", "two"):
         say(start=[op, "float32", case, "triton"])
-        if op == "rope": time.sleep(0.6)
+        if op == "rope": time.sleep(2.1)
         say(cell={CELL.replace('"{case}"', "case")})
     say(done=op)
 """
-    rows = worker(body, ["rope", "softmax"], op_limit=0.5)
+    rows = worker(body, ["rope", "softmax"], op_limit=2.0)  # a busy machine starts a process in less
     assert rows[0][:3] == ("rope", "one", "SIMULATED")
     assert ("rope", "FAIL") in {(o, v) for o, _, v, why in rows if "per op" in why}
     assert [(o, c, v) for o, c, v, _ in rows if o == "softmax"] == [

@@ -181,17 +181,17 @@ def test_the_python_tag_runs_nothing(tmp_path: Path) -> None:
 
 def test_an_alias_bomb_is_refused_at_once(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ProfileError, match="anchors are refused"):
         dp.load(write(tmp_path, "\n".join(lines)))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_deep_nesting_is_refused_at_once(tmp_path: Path) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ProfileError):
         dp.load(write(tmp_path, "title: " + "[" * 200_000))
-    assert time.perf_counter() - start < 2  # reading it all takes 10 s
+    assert time.process_time() - start < 2  # reading it all takes 10 s
 
 
 def test_size_encoding_and_missing_files(tmp_path: Path) -> None:

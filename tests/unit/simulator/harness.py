@@ -8,6 +8,7 @@ give every text to LLVM's assembler.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import re
@@ -288,6 +289,7 @@ REFUSED = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=4096)
 def implemented(text: str, arch: str = "gfx942") -> bool:
     """Whether the simulator has every instruction of a text. `test_isa_coverage.py`: it refuses the others by name."""
     from ferryman.backends.simulator import snippet

@@ -72,9 +72,8 @@ class Machine:
         halves = vectors.view(np.uint16).reshape(*vectors.shape, 2)
         self.v_u16, self.v_i16, self.v_f16 = (list(halves.view(t)) for t in (np.uint16, np.int16, np.float16))
         scalars = np.zeros((SCALARS // 2, waves, 2), np.uint32)
-        self.s_u32 = [scalars[i // 2, :, i % 2] for i in range(SCALARS)]
-        self.s_i32 = [scalars.view(np.int32)[i // 2, :, i % 2] for i in range(SCALARS)]
-        self.s_f32 = [scalars.view(np.float32)[i // 2, :, i % 2] for i in range(SCALARS)]
+        both = [scalars.view(t).transpose(0, 2, 1) for t in (np.uint32, np.int32, np.float32)]
+        self.s_u32, self.s_i32, self.s_f32 = ([one for pair in pairs for one in pair] for pairs in both)
         pairs = scalars.view(np.uint64)[..., 0]
         self.s_u64, self.s_i64 = list(pairs), list(pairs.view(np.int64))
         self.scc = np.zeros(waves, bool)
