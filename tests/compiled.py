@@ -3,14 +3,19 @@ compile`, and what a row of ferryman.yaml compiles each day no test compiles aga
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import filelock
+import pytest
 
 from ferryman.backends import simt_offline
 from ferryman.backends.base import Artefact
 from ferryman.backends.simt import Unit, defines_for, vendor_of
 from ferryman.device_profiles import Profile, profile
+from ferryman.porting import aot
 from ferryman.porting.aot import cache, groups
 from ferryman.porting.ci import matrix
 
@@ -46,3 +51,16 @@ def compile_unit(unit: Unit, arch: str) -> Artefact:
     fresh = simt_offline.compile_unit(unit, arch)
     cache.put(key, {"kind": fresh.kind, "resources": dict(fresh.resources), "log": fresh.log}, fresh.image)
     return fresh
+
+
+def rope(factory: pytest.TempPathFactory) -> tuple[Path, aot.Compiled]:
+    """(the cache, what is in it): rope in bfloat16 by Triton for an H200 and an MI300X, and by HIP in all dtypes. The
+    processes of a session share the cache: who asks first compiles."""
+    own = factory.getbasetemp()
+    kept = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "rope"
+    with filelock.FileLock(f"{kept}.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "DTYPES", ("bfloat16",))
+        patch.setenv("FERRYMAN_CACHE_DIR", str(kept))
+        return kept, aot.compile_all(
+            aot.profiles_for(["h200,mi300x"]), ops=["rope"], backends=["triton", "hip"], jobs=2
+        )

@@ -24,7 +24,7 @@ from ferryman.errors import ArtefactError, CompileError
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.rope import triton_kernels as rope_triton
 from ferryman.porting import aot
-from ferryman.porting.aot import groups
+from tests import compiled
 from tests.compiled import compile_unit
 
 WORKER = Path(__file__).with_name("artefacts_worker.py")
@@ -33,13 +33,10 @@ WORKER = Path(__file__).with_name("artefacts_worker.py")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """rope in bfloat16 by Triton for an H200, and in all dtypes by HIP for an MI300X."""
+    kept, compilation = compiled.rope(tmp_path_factory)
+    out = tmp_path_factory.mktemp("artefacts")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "DTYPES", ("bfloat16",))
-        patch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        out = tmp_path_factory.mktemp("artefacts")
-        compilation = aot.compile_all(
-            aot.profiles_for(["h200,mi300x"]), ops=["rope"], backends=["triton", "hip"], jobs=2
-        )
+        patch.setenv("FERRYMAN_CACHE_DIR", str(kept))
         aot.write(compilation, out)
     return out
 
