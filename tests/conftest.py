@@ -245,6 +245,10 @@ def interpreter() -> Iterator[Interpreter]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    import torch
+
+    # A test draws the same numbers whichever tests its process ran before. (torch.manual_seed would ask for a stack.)
+    torch.default_generator.manual_seed(zlib.crc32(item.nodeid.encode()))
     folder = item.config.getoption("--costs")
     long = listed(SLOW.read_text()) if folder else {}
     if item.nodeid.partition("::")[0] in long:  # all that its file costs stands there
