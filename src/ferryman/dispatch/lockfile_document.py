@@ -231,8 +231,8 @@ def stale(op: str, entry: Entry, region: str, vendor: str | None = None) -> str 
     dtype = entry.case.rpartition(" ")[2]
     if isinstance(getattr(torch, dtype, None), torch.dtype) and f"={dtype}[" not in region:
         return f"its case {entry.case!r} is of another dtype than its region {region[:80]!r}"
-    # a line that came since has no time here, and changes none
-    if entry.kernels not in (digest(op), digest(op, frozenset(c.implementation for c in entry.candidates))):
+    tried = frozenset(c.implementation for c in entry.candidates)  # a line that came since has no time here
+    if entry.kernels != digest(op) and entry.kernels != digest(op, tried):
         return "its kernels changed since it was measured"
     return None if entry.is_sealed(op, region) else "it is not as `ferryman tune` wrote it: edited, or moved"
 
