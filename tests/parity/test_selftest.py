@@ -8,6 +8,7 @@ import datetime
 import queue
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,12 @@ from ferryman.backends import simt_offline
 from ferryman.backends.simt import Unit
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
+from ferryman.dispatch.select import View, refusals
 from ferryman.errors import ArgumentError
+from ferryman.ops.menu import Implementation
 from ferryman.porting import selftest
+from ferryman.porting.judging.parity import Prepared
+from ferryman.porting.judging.results import Cell
 from ferryman.porting.mutate import cpp, python, rewrites, rules, sources, units
 from ferryman.porting.mutate.edits import EditError, spread
 from ferryman.porting.selftest import alternatives, honest, judging, planting, report, runner, session, worker
@@ -375,6 +380,30 @@ def test_right_alternatives_pass() -> None:
     tally = honest.honest(["softmax", "rms_norm"], setting, 0, "torch", 0, 2)
     assert tally.runs >= 30 and tally.alarms == []
     assert set(tally.by_op) == {"softmax", "rms_norm"} <= set(registry.primitives())
+
+
+def test_a_right_line_gets_only_calls_that_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, asked = judging.Setting(CPU, detect(CPU)), []
+
+    def look(kernel: object, line: Implementation, prepared: Prepared, setting: judging.Setting) -> judging.Seen:
+        view = View.of(prepared.primitive, prepared.args.values, setting.profile)
+        asked.append((line.name, refusals(line, view, setting.profile, absent=True)))
+        return judging.Seen(
+            Cell(op="attention", implementation=line.name, device="cpu", dtype="float32", case="a", verdict="NOT_RUN"),
+            (),
+            None,
+        )
+
+    monkeypatch.setattr(honest, "look", look)
+    honest.honest(["attention"], setting, 0, "triton", 0, 12)
+    assert all(not why for _, why in asked), "and the line of few queries is left out of calls of many"
+    counts = Counter(name for name, _ in asked)
+    assert counts["triton.tiled"] >= 12 > counts["triton.decode"] > 0
+
+
+def test_what_is_edited_first_is_a_line_that_serves_every_call() -> None:
+    first = {op: lines[0] for op in registry.primitives() if (lines := sources.interpretable(op))}
+    assert len(first) > 50 and [op for op, line in first.items() if line.partial] == []
 
 
 def test_a_kernel_that_leans_less_than_the_reference_is_no_alarm() -> None:

@@ -101,7 +101,7 @@ def cases() -> Sequence[Case]:
     bool_row = TensorSpec((3, 1, 1, 33), dtype="bool", fill="mask")
     add("range_mask_sinks", (3, 2, 14, 64), sk=33, mask=bool_row, key_range=key_ranges(3), sinks=TensorSpec((2,)))
     loud = TensorSpec((2,), fill="large_logits")
-    add("mask_sinks_large", (3, 2, 14, 64), fill="large_logits", sk=33, mask=bool_row, sinks=loud)
+    add("mask_sinks_large", (3, 2, 14, 64), fill="large_logits", sk=33, scale=1.0, mask=bool_row, sinks=loud)
     add("chunk", (1, 2, 45, 64), causal=True, chunk=16)
     add("chunk_one", (1, 2, 11, 64), sk=14, causal=True, chunk=1)
     add("chunk_append", (2, 2, 7, 64), sk=50, chunk=13)

@@ -72,14 +72,15 @@ def _closure(file: str, start: set[str]) -> dict[str, set[str]]:
 
 @functools.lru_cache(maxsize=None)
 def interpretable(op: str) -> tuple[Implementation, ...]:
-    """The op's last Triton line, which serves every call, whose kernels Triton's interpreter can run (Gluon it
-    cannot); then its sisters in the files that it uses."""
+    """The op's last Triton line that is not for a part of the calls, whose kernels Triton's interpreter can run (Gluon
+    it cannot); then its sisters in the files that it uses."""
     able = [line for line in reversed(registry.implementations(op)) if _runs(line)]
     if not able:
         return ()
-    file, function = file_of(able[0])
+    general = next((line for line in able if not line.partial), able[0])
+    file, function = file_of(general)
     files = _closure(file, {function})
-    return (able[0], *(line for line in able[1:] if file_of(line)[0] in files))
+    return (general, *(line for line in able if line is not general and file_of(line)[0] in files))
 
 
 def _runs(line: Implementation) -> bool:

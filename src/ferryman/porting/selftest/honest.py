@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ferryman.dispatch.select import View, refusals
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import Prepared
 from ferryman.porting.selftest.alternatives import alternatives
@@ -38,7 +39,10 @@ def honest(ops: Sequence[str], setting: Setting, seed: int, backend: str, first:
     served = [op for op in ops if known[op]]
     cells = right_cells(served, setting, seed, backend, first)
     for op, prepared, now in itertools.islice(cells, rounds * len(served)):
+        view = View.of(prepared.primitive, prepared.args.values, setting.profile)
         for one, kernel in known[op]:
+            if refusals(one.line, view, setting.profile, absent=True):
+                continue  # dispatch would not give it this call
             seen = look(kernel, one.line, prepared, setting)
             if not seen.judged:
                 continue
