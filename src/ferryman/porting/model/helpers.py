@@ -164,18 +164,28 @@ def _near(call: Any, helper: Helper, results: dict[Any, Any]) -> bool:
     wanted = _result(call, helper.draw, helper.joined, results)
     if wanted is None:
         return False
-    given = _draws[_key(helper.draw, helper.joined)]
-    with torch.no_grad():
+    place = (helper.proof or helper.expression, helper.parameters, _key(helper.draw, helper.joined))
+    if place not in _expected:
+        if len(_expected) >= _MOST_EXPECTED:
+            _expected.clear()
         try:
-            actual = flat(_meant(helper)(*given))
+            with torch.no_grad():
+                _expected[place] = flat(_meant(helper)(*_draws[place[2]]))
         except Exception:  # noqa: BLE001 - the op refuses such a draw
-            return False
-    return len(actual) == len(wanted) and all(
-        a.shape == w.shape and a.dtype is w.dtype and torch.allclose(a, w, 1e-6, 1e-6)
-        for a, w in zip(actual, wanted, strict=True)
+            _expected[place] = None
+    actual = _expected[place]
+    return (
+        actual is not None
+        and len(actual) == len(wanted)
+        and all(
+            a.shape == w.shape and a.dtype is w.dtype and torch.allclose(a, w, 1e-6, 1e-6)
+            for a, w in zip(actual, wanted, strict=True)
+        )
     )
 
 
+_MOST_EXPECTED = 4096
+_expected: dict[Any, list[torch.Tensor] | None] = {}  # what helpers give of their first draws
 _draws: dict[Any, tuple[Any, ...]] = {}
 
 
@@ -185,12 +195,17 @@ def _key(draw: Any, joined: bool) -> Any:
 
 
 def _result(call: Any, draw: Any, joined: bool, results: dict[Any, Any]) -> list[torch.Tensor] | None:
-    """What a call gives of a first draw; None where no helper gives such. Helpers of one draw have one result."""
+    """What a call gives of a first draw; None where no helper gives such. Helpers of one draw have one result; what
+    refuses a draw refuses all of its shapes."""
     key = _key(draw, joined)
     if key not in results:
         if key not in _draws:
             _draws[key] = tuple(a.detach() for a in draw(0))
         given = _draws[key]
+        shapes = (joined, *((a.dtype, *a.shape) for a in given))
+        if shapes in results:
+            results[key] = None
+            return None
         try:
             with torch.no_grad(), Widened(torch.float64):
                 result = flat(_parts(call, joined)(*given))
@@ -198,6 +213,8 @@ def _result(call: Any, draw: Any, joined: bool, results: dict[Any, Any]) -> list
             result = None
         alike = result is not None and [w.dim() for w in result] == [given[0].dim()] * len(result)
         results[key] = result if alike else None
+        if not alike:
+            results[shapes] = None
     known: list[torch.Tensor] | None = results[key]
     return known
 
