@@ -16,11 +16,11 @@ import ferryman
 from ferryman.errors import PortError
 from tests.unit import (
     disguises_blind,
-    disguises_blind_attention,
     disguises_blind_experts,
+    disguises_blind_heads,
     disguises_blind_layers,
     disguises_blind_losses,
-    disguises_blind_rope,
+    disguises_blind_turns,
     lookalikes_blind,
     lookalikes_blind_more,
 )
@@ -30,8 +30,8 @@ from tests.unit.test_disguises import assert_as_right, assert_gradients_as_right
 RIGHT = {
     "norms": disguises_blind.NORMS,
     "layers": disguises_blind_layers.LAYERS,
-    "rope": disguises_blind_rope.ROPE,
-    "attention": disguises_blind_attention.ATTENTION,
+    "rope": disguises_blind_turns.ROPE,
+    "attention": disguises_blind_heads.ATTENTION,
     "experts": disguises_blind_experts.EXPERTS,
     "losses": disguises_blind_losses.LOSSES,
 }

@@ -15,10 +15,10 @@ from ferryman.porting.model.distance import distance, flat
 _APART = 2.0**-4  # in bfloat16, of a result whose sums either side rounds where it likes
 Run = Callable[..., Any]
 # What CUDA's autocast computes in float32 and the CPU's does not, so that 16-bit numbers become wide there alone
-_WIDENED = {
-    *("exp", "expm1", "log", "log1p", "log2", "log10", "pow", "__pow__", "__rpow__", "reciprocal", "rsqrt", "softplus"),
-    *("sum", "prod", "cumsum", "cumprod", "norm", "vector_norm", "softmax", "log_softmax", "logsumexp"),
-}
+_WIDENED = (
+    " exp expm1 log log1p log2 log10 pow __pow__ __rpow__ reciprocal rsqrt softplus "
+    " sum prod cumsum cumprod norm vector_norm softmax log_softmax logsumexp "
+)
 
 
 class _Seeing(TorchFunctionMode):
@@ -52,4 +52,4 @@ def tests(op: str, original: Run, served: Run, given: Sequence[Any], x: str, apa
         except Exception:  # noqa: BLE001 - foreign code refuses what it likes: such calls are its own
             return [test]
     wide = (registry.primitive(op).autocast or ("",))[0] == "fp32"
-    return [narrow] if seeing.names & _WIDENED and not wide else []
+    return [narrow] if not wide and any(f" {name} " in _WIDENED for name in seeing.names) else []
