@@ -16,7 +16,7 @@ _APART = 2.0**-4  # in bfloat16, of a result whose sums either side rounds where
 Run = Callable[..., Any]
 # What CUDA's autocast computes in float32 and the CPU's does not, so that 16-bit numbers become wide there alone
 _WIDENED = (
-    " exp expm1 log log1p log2 log10 pow __pow__ __rpow__ reciprocal rsqrt softplus "
+    " exp expm1 log log1p log2 log10 pow __pow__ __rpow__ reciprocal rsqrt softplus"
     " sum prod cumsum cumprod norm vector_norm softmax log_softmax logsumexp "
 )
 
