@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package"),
 ]
-EDITS = 16
 DRAWN_BY = int(os.environ.get("FERRYMAN_SELFTEST_DATE", "0"))
 
 
@@ -31,7 +30,7 @@ def test_mutants_of_the_portable_kernels_are_caught(op: str, tmp_path: Path) -> 
     """On every small case, and on 200 draws: only what gives the right bits on all is left out."""
     runtime = host.EmulatedRuntime(survey.WAVE, tmp_path)
     with host.in_force(runtime):
-        records = list(survey.survey(op, runtime, EDITS, 0, DRAWN_BY))
+        records = list(survey.survey(op, runtime, survey.EDITS, 0, DRAWN_BY))
     fates = Counter(r.outcome for r in records)
     missed = [(r.operator, r.change, r.reason) for r in records if r.outcome == "missed"]
     assert fates["caught"] >= 4, (op, DRAWN_BY, fates)

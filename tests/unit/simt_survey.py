@@ -41,7 +41,7 @@ from ferryman.porting.selftest.runner import Journal
 from tests.unit import simt_host as host
 from tests.unit import simt_mutants as mutants
 
-WAVE, EDITS = 32, 12
+WAVE, EDITS = 32, 16
 FILES = [path.name for path in sources.ROOT.rglob("*.cuh")]
 CPU = torch.device("cpu")
 PORTABLE = (".simt_kernels", ".simt_softmax_backward_kernels")  # for every device; the others are for clusters

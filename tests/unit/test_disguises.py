@@ -72,14 +72,17 @@ def _flat(result: Any) -> Tensor:
 
 
 @torch.no_grad()
-def assert_as_right(actual: Any, before: nn.Module, x: Tensor) -> None:
+def assert_as_right(actual: Any, before: Callable[[Tensor], Any], x: Tensor) -> None:
     """A ported module's result is as near the unported one's as a model's check asks (`AMPLITUDE`): twice what one unit
-    in the last place of its input does. Whole numbers have none: equal."""
-    plain, moved = _flat(before(x.clone())), x
+    in the last place of its input does. Whole numbers have none: equal. One number, such as a loss, may stay as it is
+    then: it has a unit of its own."""
+    result, moved = before(x.clone()), x
+    plain, single = _flat(result), isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point()
     if x.is_floating_point():
         up = torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) < 0.5
         moved = x.nextafter(torch.where(up, torch.inf, -torch.inf))
-    allowed = AMPLITUDE * relative(_flat(before(moved.clone())), plain)
+    floor = max(relative(_flat(before(moved.clone())), plain), torch.finfo(result.dtype).eps if single else 0.0)
+    allowed = AMPLITUDE * floor
     assert relative(_flat(actual), plain) <= allowed
 
 
