@@ -20,6 +20,7 @@ from ferryman.ops.selective_scan.triton_kernels import (
     _blocks,
     _channels,
     _each,
+    _inside,
     _many,
     _of_state,
     _power_of_two,
@@ -81,6 +82,7 @@ def _gradients(
     T: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PADDED: tl.constexpr,
 ):
     """da: (batch, channels, width), dd and dbias: (batch, channels), db and dc: (batch, length, blocks of channels,
     width), all in float32."""
@@ -123,6 +125,8 @@ def _gradients(
         step = _stepped(dt, bias, known, SOFTPLUS)
         decay = _power_of_two(step[:, None, :], rate[None, :, :] * 1.4426950408889634)
         come = (step * x)[:, None, :] * b[:, :, None]
+        if PADDED:
+            decay, come = _inside(decay, n, width), _inside(come, n, width)
         before = tl.zeros([T, BLOCK_N, BLOCK_D], tl.float32)
         decays, brought = decay.to(tl.int32, bitcast=True), come.to(tl.int32, bitcast=True)
         for j in tl.static_range(T):
@@ -142,7 +146,10 @@ def _gradients(
         shared = shared + t[:, None] * (across * width) + n[None, :]
         there = (t < length - at)[:, None] & (n < width)[None, :]
         tl.store(dc_ptr + shared, tl.sum(g[:, None, :] * after, 2), mask=there)
-        asked = (g[:, None, :] * c[:, :, None]).to(tl.int32, bitcast=True)
+        asked = g[:, None, :] * c[:, :, None]
+        if PADDED:
+            asked = _inside(asked, n, width)
+        asked = asked.to(tl.int32, bitcast=True)
         whole = tl.zeros([T, BLOCK_N, BLOCK_D], tl.float32)
         for r in tl.static_range(T):
             here = token == T - 1 - r
@@ -160,8 +167,8 @@ def _gradients(
             ddt *= slope
         ddt = tl.where(known, ddt, 0.0)
         tl.store(ddt_ptr + row, narrow(ddt, ddt_ptr.dtype.element_ty), mask=known)
-        # the step is 0 past the end, where the state may be infinite: 0 times Inf
-        of_a += tl.sum(tl.where(step[:, None, :] != 0.0, exponent * step[:, None, :], 0.0), 0)
+        # past the end the step is 0, and the state may be infinite
+        of_a += tl.sum(tl.where(known[:, None, :], exponent * step[:, None, :], 0.0), 0)
         of_d += tl.sum(x * g, 0)
         of_bias += tl.sum(ddt, 0)
     if ds_ptr is not None:
@@ -237,6 +244,7 @@ def selective_scan_backward(
         block_t,
         block_d,
         block_n,
+        block_n != width,
         device=x.device,
         num_warps=warps,
     )
@@ -276,6 +284,7 @@ def selective_scan_backward(
         block_t,
         block_d,
         block_n,
+        block_n != width,
         device=x.device,
         num_warps=warps,
     )

@@ -84,6 +84,9 @@ def _cases() -> Sequence[Case]:
         "token_nonfinite": _call(3, 1, 12, 8, state=True, values="nonfinite"),
         "nonfinite_narrow": _call(2, 9, 1, 1, state=True, values="nonfinite"),
         "nonfinite_skip": _call(1, 11, 12, 8, state=True, skip_fill="nonfinite"),
+        # beside an infinite x, a state that no power of two holds, and steps of 0
+        "nonfinite_prime": _call(2, 9, 13, 11, fill="uniform", values="nonfinite"),
+        "nonfinite_still": _call(2, 9, 12, 8, False, gate=False, biased=False, dt="zeros", values="nonfinite"),
         "no_decay": _call(1, 16, 12, 8, False, dt="step", a="zeros", biased=False),
         "token_prime": _call(3, 1, 13, 11, state=True),
     }
@@ -192,7 +195,7 @@ EVIDENCE = (
             },
             symbols={
                 "B": "batch",
-                "L": lambda s: s.size((0, 1, 1, 2, 3, 7, 17)),
+                "L": "lengths",
                 "D": positive("width"),
                 "N": positive("queries"),
             },

@@ -90,6 +90,7 @@ def _scan(
     SOFTPLUS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PADDED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     sample, i = _channels(channels, BLOCK_D)
@@ -118,7 +119,10 @@ def _scan(
         c = widen(tl.load(c_ptr + place * c_l, mask=kept, other=0.0))
         if SOFTPLUS:
             step = softplus(step)
-        state = exp(step[:, None] * rate) * state + (step * x)[:, None] * b[None, :]
+        decay, come = exp(step[:, None] * rate), (step * x)[:, None] * b[None, :]
+        if PADDED:
+            decay, come = tl.where(kept[None, :], decay, 0.0), tl.where(kept[None, :], come, 0.0)
+        state = decay * state + come
         y = tl.sum(state * c[None, :], 1)
         if d_ptr is not None:
             y += skip * x
@@ -153,6 +157,12 @@ def _stepped(dt, bias, live, SOFTPLUS: tl.constexpr):
     if SOFTPLUS:
         step = softplus(step)
     return tl.where(live, step, 0.0)  # a token past the end leaves the state as it is
+
+
+@triton.jit
+def _inside(values, n, width):
+    """Of (tokens, states, channels), 0 where there is no state: an infinite x times the 0 there would be NaN."""
+    return tl.where((n < width)[None, :, None], values, 0.0)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -194,6 +204,7 @@ def _blocks(
     T: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PADDED: tl.constexpr,
 ):
     """``kept``: (batch, blocks of tokens, width, channels), the state before each block. No y: the states alone."""
     sample, i = _channels(channels, BLOCK_D)
@@ -240,6 +251,8 @@ def _blocks(
         b_next = _taken(b_ptr, at + T, b_l, b_n, t, n, length, width)
         decay = _power_of_two(step[:, None, :], rate[None, :, :])
         come = (step * x)[:, None, :] * b[:, :, None]
+        if PADDED:
+            decay, come = _inside(decay, n, width), _inside(come, n, width)
         if y_ptr is not None:
             seen = tl.zeros([T, BLOCK_N, BLOCK_D], tl.float32)
         decay, come = decay.to(tl.int32, bitcast=True), come.to(tl.int32, bitcast=True)
@@ -345,7 +358,7 @@ def blocks(
 ) -> tuple[Tensor, Tensor]:
     """Of two tokens or more."""
     block_t, block_d, block_n = _many(b.shape[2], x.shape[2], 4 * target.wave)
-    plan = _Plan(_blocks, block_d, (None,), (block_t, block_d, block_n), 1)
+    plan = _Plan(_blocks, block_d, (None,), (block_t, block_d, block_n, block_n != b.shape[2]), 1)
     return _launch(plan, x, dt, a, b, c, d, z, dt_bias, initial_state, dt_softplus)
 
 
@@ -365,7 +378,8 @@ def selective_scan(
     """Token by token: a warp, and 16 numbers of the state for each of its threads."""
     block_n = max(1, triton.next_power_of_2(b.shape[2]))
     block_d = min(triton.next_power_of_2(x.shape[2]), max(16, 512 // block_n))
-    plan = _Plan(_scan, block_d, (), (block_d, block_n, 4), max(1, min(8, block_d * block_n // 512)))
+    options = (block_d, block_n, block_n != b.shape[2], 4)
+    plan = _Plan(_scan, block_d, (), options, max(1, min(8, block_d * block_n // 512)))
     return _launch(plan, x, dt, a, b, c, d, z, dt_bias, initial_state, dt_softplus)
 
 
