@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ferryman.porting.graph.nodes import CASTS, HALF, name_of, value
 from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, evaluated, hint, symbols_of
@@ -43,7 +44,9 @@ def prove(candidate: Candidate) -> Verdict:
     key = signature(candidate)
     verdict = _proven.get(key)
     if verdict is None:
-        verdict = _proven[key] = _prove(candidate)
+        # a fused kernel's scores have fewer digits than float32's product
+        with sdpa_kernel(SDPBackend.MATH):
+            verdict = _proven[key] = _prove(candidate)
     return verdict
 
 
