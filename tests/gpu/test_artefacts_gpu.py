@@ -98,7 +98,8 @@ def test_a_fresh_process_with_artefacts_compiles_nothing(folder: Path, tmp_path:
     assert done["compiled"] == [] and done["warnings"] == []
     assert done["gradient"]
     for name in names:
-        assert done["found"][name]["ran"] == [name] and done["found"][name]["error"] < 2**-7
+        assert {ran.partition(".")[0] for ran in done["found"][name]["ran"]} == {name}
+        assert done["found"][name]["error"] < 2**-7
     assert not (tmp_path / "ours" / "simt").exists()  # nothing was compiled, so nothing was kept
 
 

@@ -57,6 +57,7 @@ class Sizes:
     per_group: tuple[int, ...] = (1, 2, 3)
     queries: tuple[int, ...] = (0, 1, 2, 7, 16, 17, 33)
     keys: tuple[int, ...] = (0, 1, 3, 16, 19, 37)
+    lengths: tuple[int, ...] = (0, 1, 1, 2, 3, 7, 17)
     head_dim: tuple[int, ...] = (1, 2, 8, 16, 37, 64, 80, 96, 128)
     padding: tuple[int, ...] = (0, 1, 7, 8)
     offset: tuple[int, ...] = (0, 1, 3, 8)
