@@ -167,8 +167,9 @@ def _gradients(
             ddt *= slope
         ddt = tl.where(known, ddt, 0.0)
         tl.store(ddt_ptr + row, narrow(ddt, ddt_ptr.dtype.element_ty), mask=known)
-        # past the end the step is 0, and the state may be infinite
-        of_a += tl.sum(tl.where(known[:, None, :], exponent * step[:, None, :], 0.0), 0)
+        # past the end the state may be infinite, and the step is -0
+        past = step.to(tl.int32, bitcast=True) == -2147483648
+        of_a += tl.sum(tl.where(past[:, None, :], 0.0, exponent * step[:, None, :]), 0)
         of_d += tl.sum(x * g, 0)
         of_bias += tl.sum(ddt, 0)
     if ds_ptr is not None:

@@ -156,7 +156,8 @@ def _stepped(dt, bias, live, SOFTPLUS: tl.constexpr):
     step = widen(dt) + bias[None, :]
     if SOFTPLUS:
         step = softplus(step)
-    return tl.where(live, step, 0.0)  # a token past the end leaves the state as it is
+    absent = tl.full([], -2147483648, tl.int32).to(tl.float32, bitcast=True)  # -0.0, which Triton makes 0.0
+    return tl.where(live, step, absent)  # a token past the end leaves the state as it is
 
 
 @triton.jit
