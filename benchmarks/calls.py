@@ -46,10 +46,11 @@ class Call:
     arguments: Callable[[torch.device], tuple[Any, ...]]
 
 
-def calls(only: list[str] | None) -> Iterator[Call]:
-    """One call of each op, then another of each, and so on."""
+def calls(only: list[str] | None, named: list[str] | None = None) -> Iterator[Call]:
+    """One call of each op, then another of each, and so on. named: the calls, as an op's evidence names them."""
     device = torch.device("cuda")
-    by_op = [(op, _cases(op, device)) for op in registry.primitives().values() if not only or op.name in only]
+    ops = [op for op in registry.primitives().values() if not only or op.name in only]
+    by_op = [(op, _cases(op, device) if named is None else _named(op, named)) for op in ops]
     for turn in range(max((len(cases) for _, cases in by_op), default=0)):
         for op, cases in by_op:
             if turn < len(cases):
@@ -60,6 +61,13 @@ def _cases(op: Primitive, device: torch.device) -> list[Case]:
     cells, known = grid.cases(op, "full", device), registry.evidence(op)
     own = [] if known.named is None else [known.named(name) for name in known.contents]
     return list({case.name: case for case in (*cells[:1], *cells[-1:], *own)}.values())
+
+
+def _named(op: Primitive, names: list[str]) -> list[Case]:
+    known = registry.evidence(op)
+    if known.named is None:
+        raise SystemExit(f"the evidence of {op.name} names no calls")
+    return [known.named(name) for name in names]
 
 
 def arguments(op: Primitive, case: Case, device: torch.device) -> tuple[Any, ...]:
@@ -155,6 +163,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the document here, after each call")
     parser.add_argument("--show", type=Path, help="print the table of this document, and end")
     parser.add_argument("--only", nargs="+", metavar="OP", help="calls of these ops")
+    parser.add_argument("--case", nargs="+", metavar="NAME", help="these calls of each op, as its evidence names them")
     parser.add_argument("--seconds", type=float, default=600, help="no call begins later")
     parser.add_argument("--ahead", type=int, default=0, metavar="N")
     parser.add_argument("--share", help=argparse.SUPPRESS)
@@ -163,7 +172,7 @@ def main() -> None:
     if asked.show:
         print(markdown(files.document(asked.show)))
         return
-    device, todo = torch.device("cuda:0"), list(calls(asked.only))
+    device, todo = torch.device("cuda:0"), list(calls(asked.only, asked.case))
     known = peers.adapters(Path(__file__).parent / "peers", PEERS)
     adapters = tuple(adapter for adapter in known if adapter.peer().reason is None)
     if asked.share:
@@ -172,6 +181,7 @@ def main() -> None:
         return
     began = time.monotonic()
     command = [sys.executable, __file__, *(["--only", *asked.only] if asked.only else [])]
+    command += ["--case", *asked.case] if asked.case else []
     children = [
         subprocess.Popen([*command, "--share", f"{k}/{asked.ahead}"], stdout=subprocess.DEVNULL)
         for k in range(asked.ahead)

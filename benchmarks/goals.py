@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import math
 import os
@@ -459,6 +460,7 @@ def main() -> None:
                 row = {"goal": task.goal.name, "op": task.op.name, "case": task.case.name}
                 row["failed"] = failure(error, device)
             spent[task.goal.name] = spent.get(task.goal.name, 0.0) + time.monotonic() - start
+            gc.collect()  # what failed or was compiled holds its tensors in cycles
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             document["rows"].append(row)
