@@ -178,6 +178,18 @@ def offset(means: Mapping[torch.dtype, float], otherwise: float = 1e3) -> Fill:
     return Fill("offset", meaning, lambda d: means.get(d.dtype, otherwise) + d.normal())
 
 
+def _odd(d: Draw) -> Tensor:
+    """From the first integer on that needs all of a 16-bit dtype's digits, as far as half more needs one digit more."""
+    first = 2.0**10 if d.dtype == torch.float16 else 2.0**7
+    return first + 1 + 2 * (d.uniform() * first / 6).floor()
+
+
+TIES = (
+    Fill("odd", "odd integers from 129 to 171, in float16 from 1025 to 1365: 1.5 of one is a tie", _odd),
+    Fill("half_more", "1.5", lambda d: torch.full(d.shape, 1.5, dtype=torch.float64, device=d.device), False),
+)
+
+
 def level(rows: Tensor) -> Tensor:
     """A small integer for each row."""
     return (rows * 3 % 17 - 8).double()

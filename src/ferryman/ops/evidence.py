@@ -147,12 +147,14 @@ class Equivalent:
     """Why edits of one kernel that change no bit are no bugs that the cases miss (`ferryman selftest`).
 
     kernel: "op.line.function", with the menu line's name; "op.torch" of rules over results, arguments and the
-    definition. edits: "old -> new in line", as the self-test prints them; a rule by its name.
+    definition. edits: "old -> new in line", as the self-test prints them; a rule by its name. within: they change
+    bits, and ``why`` derives that no result leaves the bounds by them.
     """
 
     kernel: str
     edits: tuple[str, ...]
     why: str
+    within: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ferryman.ops.activation.equivalents import EQUIVALENTS
 from ferryman.ops.domain import MODERATE, Domain, Form
-from ferryman.ops.draw import Draw, Fill, offset
+from ferryman.ops.draw import TIES, Draw, Fill, offset
 from ferryman.ops.evidence import Evidence, ModelSizes, row_cases, sampled_rows
 from ferryman.ops.primitive import Case, TensorSpec
 
@@ -51,6 +51,9 @@ def _cases(**extra: object) -> Sequence[Case]:
     ):
         gate, up = TensorSpec(shape, fill="saturated", layout=layout), TensorSpec(shape, fill="integer")
         cases.append(Case(f"exact_{name}", {"gate": gate, "up": up, **extra}, tier, True))  # type: ignore[arg-type]
+    # products that lie between two storable numbers
+    ties = {"gate": TensorSpec((5, 264), fill="odd"), "up": TensorSpec((5, 264), fill="half_more")}
+    cases.append(Case("exact_ties", {**ties, **extra}, exact=True, cotangent="half_more"))
     for name, shape in {"mlp_14336": (1024, 14_336), "mlp_ragged": (1021, 9_973)}.items():
         cases.append(Case(name, {"gate": TensorSpec(shape), "up": TensorSpec(shape), **extra}, "standard"))
     return cases
@@ -71,6 +74,7 @@ _FILLS = (
     Fill("saturated", "gates from 32 on, or below -127: the sigmoid is 1 or 0", _saturated, False),
     # the product of two inputs of a mean of 1e3 leaves float16
     offset({torch.float16: 16.0}),
+    *TIES,
 )
 _PAIR = {"gate": Form("...", MODERATE, group="x"), "up": Form("...", MODERATE, group="x")}
 

@@ -127,6 +127,8 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
         add(name, _SHAPES["wide_whole"], fill="between_signs", eps=eps)
         lines = {n: replace(cases[-1].args[n], fill="between") for n in ("weight", "bias") if n in cases[-1].args}
         cases[-1] = replace(cases[-1], args={**cases[-1].args, **lines}, cotangent=cotangent)
+    if bias:  # squares of what lies apart from a mean that changes sign: Welford's update has 0 for the others
+        add("wide_squares", (1, 16_392), fill="squares_between")
     add("hidden_4096", (2048, 4096), tier="standard")
     add("hidden_5120_ragged", (1021, 5119), tier="standard")
     add("wide_row", (17, 131_072), tier="standard")
@@ -169,6 +171,12 @@ _FILLS = (
     Fill("halfway", "between 1 and 2: half of them between two numbers of bfloat16, half of float16", _halfway, False),
     Fill("levels", "an integer a row, plus and minus a power of two: so is the deviation", _levels, False),
     Fill("plateaus", "one integer a row: deviation 0", _plateaus, False),
+    Fill(
+        "squares_between",
+        "1.00511 with signs: twice the square lies between two numbers of float16",
+        lambda d: 1.00511 * _signs(d),
+        independent=False,
+    ),
 )
 _WEIGHTS = ("weight", "normal", "integer", "zeros", "tiny")
 _LINE: dict[str, Form | tuple[Any, ...] | str] = {"weight": Form("N", _WEIGHTS, True, True), "eps": (1e-6, 1e-5, 0.5)}

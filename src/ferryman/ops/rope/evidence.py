@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.domain import Domain, Form, Rule, Symbols, broadcast, multiple, positive
-from ferryman.ops.draw import Draw, Fill
+from ferryman.ops.draw import TIES, Draw, Fill
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
 from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.ops.rope.equivalents import EQUIVALENTS
@@ -58,6 +58,7 @@ def _cases() -> Sequence[Case]:
     add("per_batch", (2, 2, 5, 64), 1, batch=2)
     add("interleaved", (2, 3, 7, 64), 1, interleaved=True)
     add("interleaved_partial", (1, 2, 7, 96), 2, rotary=48, interleaved=True)
+    add("interleaved_odd", (2, 2, 5, 7), 1, rotary=4, interleaved=True)  # no vector fits a head
     add("decode", (3, 4, 1, 128), 2)
     add("tiny_head", (1, 1, 3, 2), 1)
     add("contiguous", (2, 2, 5, 64), 2, layout="contiguous")
@@ -89,12 +90,6 @@ def _ties(shape: tuple[int, ...]) -> Case:
     none = replace(half, fill="zeros")
     args = {"q": q, "k": q, "cos": half, "sin": none, "interleaved": False}
     return Case("exact_ties", args, exact=True, cotangent="odd")
-
-
-def _odd(d: Draw) -> Tensor:
-    """From the first integer on that needs all of a 16-bit dtype's digits, as far as half more needs one digit more."""
-    first = 2.0**10 if d.dtype == torch.float16 else 2.0**7
-    return first + 1 + 2 * (d.uniform() * first / 6).floor()
 
 
 def _angles(d: Draw) -> Tensor:
@@ -170,12 +165,7 @@ def _evidence(op: str, over: bool) -> Evidence:
         fills=(
             # Liger's kernel reads one half only
             Fill("angles", "in [-1, 1], both halves of a row alike: cosines as models make them", _angles),
-            Fill(
-                "odd",
-                "odd integers from 129 to 171, in float16 from 1025 to 1365: 1.5 of one is a tie",
-                _odd,
-            ),
-            Fill("half_more", "1.5", lambda d: torch.full(d.shape, 1.5, dtype=torch.float64, device=d.device), False),
+            *TIES,
         ),
         bench=_bench,
         named=_named,

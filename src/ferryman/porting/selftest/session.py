@@ -12,7 +12,7 @@ from ferryman.errors import CompileError
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import Prepared
 from ferryman.porting.mutate import units
-from ferryman.porting.selftest import baselines
+from ferryman.porting.selftest import baselines, equivalents
 from ferryman.porting.selftest.cells import Cells, Lines
 from ferryman.porting.selftest.judging import RAISED, ArgumentLost, Seen, Setting, aligned, call, look, same_bits
 from ferryman.porting.selftest.planting import Mutant
@@ -39,11 +39,15 @@ def evaluate(
     every_run_judged: bool,
     first: int | None = None,
 ) -> Record | None:
-    """`_evaluate`, for a mutant that may also take its arguments' memory away."""
+    """`_evaluate`, for a mutant that may also take its arguments' memory away, or stay within the bounds by a reason
+    that is written."""
     try:
-        return _evaluate(mutant, right, cells, setting, every_run_judged, first)
+        record = _evaluate(mutant, right, cells, setting, every_run_judged, first)
     except ArgumentLost as error:
         return not_run(mutant, str(error))
+    if record is not None and record.outcome == "missed" and equivalents.within(record):
+        return record.model_copy(update={"outcome": "equivalent", "reason": "it stays within the bounds"})
+    return record
 
 
 def _evaluate(
