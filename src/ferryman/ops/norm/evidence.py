@@ -32,6 +32,7 @@ _SHAPES = {
     "row_of_one": (3, 1),
     "wide": (2, 4099),
     "three_dims": (2, 3, 128),
+    "short_rows": (43, 17),  # several blocks, each of several rows
     "wide_whole": (2, 16_392),
     "empty_rows": (0, 64),
     "vector": (96,),

@@ -28,6 +28,7 @@ def _softmax_cases() -> Sequence[Case]:
         "wide": (2, 4099),
         "empty_rows": (0, 64),
         "three_dims": (2, 3, 130),
+        "short_rows": (43, 17),  # several blocks, each of several rows
         "vector": (96,),
     }
     cases = [Case(n, {"x": TensorSpec(s)}) for n, s in shapes.items()]
