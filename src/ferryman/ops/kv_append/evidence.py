@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,6 +81,9 @@ def _cases() -> Sequence[Case]:
         "deepseek": _call(515, 1, (576, 512), (64, 64), "int32"),
         "batch_of_64": _call(64, 8, (128, 128), (4096, 16)),
     }
+    layouts = {"k": "last", "v": "rows", "k_cache": "last", "v_cache": "heads"}
+    apart = _call(10, 3, (40, 24), (4, 4))
+    small["layout_apart"] = apart | {n: replace(apart[n], layout=layout) for n, layout in layouts.items()}
     return [
         *(Case(n, args, exact=True) for n, args in small.items()),
         *(Case(n, args, "standard", exact=True) for n, args in standard.items()),
