@@ -102,6 +102,11 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
             ("levels_long", (9, 65_536), "standard"),
         ):
             add(f"exact_{name}", shape, tier=tier, fill="levels", eps=0.0, inexact=layer)
+        # three times a normalised value of 9 digits: where that is rounded before, bfloat16 shows it
+        for name, shape in (("odd", (3, 256)), ("odd_long", (1, 16_640))):
+            add(f"exact_{name}", shape, fill="odd_apart", eps=0.0, inexact=layer)
+            lines = {"weight": replace(cases[-1].args["weight"], fill="three"), "bias": None}
+            cases[-1] = replace(cases[-1], args={**cases[-1].args, **lines})
         for name, shape, tier in (("plateaus", (7, 256), "small"), ("plateaus_4096", (1021, 4096), "standard")):
             add(f"exact_{name}", shape, tier=tier, fill="plateaus", eps=0.25, inexact=())
     else:
@@ -167,11 +172,20 @@ def _plateaus(d: Draw) -> Tensor:
     return level(d.rows()).expand(d.shape).clone()
 
 
+def _odd_apart(d: Draw) -> Tensor:
+    """Of 256 columns the mean is 1 and the variance 4096; 257 has 9 digits, where 258 and -256 fit 8."""
+    odd = (*[257] * 7, *[129] * 3, *[63] * 3, *[1] * 115)
+    apart = torch.tensor([*odd, *(-n for n in odd)], dtype=torch.float64, device=d.device)
+    return 1 + apart[(37 * d.columns() + 11 * d.rows()) % 256].expand(d.shape)
+
+
 _FILLS = (
     Fill("powers", "one power of two a row, with signs: the mean square is a power of four", _powers, False),
     Fill("halfway", "between 1 and 2: half of them between two numbers of bfloat16, half of float16", _halfway, False),
     Fill("levels", "an integer a row, plus and minus a power of two: so is the deviation", _levels, False),
     Fill("plateaus", "one integer a row: deviation 0", _plateaus, False),
+    Fill("odd_apart", "apart by odd numbers up to 257 from a mean of 1: the deviation is 64", _odd_apart, False),
+    Fill("three", "3 everywhere", lambda d: torch.full(d.shape, 3.0, dtype=torch.float64, device=d.device), False),
     Fill(
         "squares_between",
         "1.00511 with signs: twice the square lies between two numbers of float16",
