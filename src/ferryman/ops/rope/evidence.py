@@ -58,7 +58,8 @@ def _cases() -> Sequence[Case]:
     add("per_batch", (2, 2, 5, 64), 1, batch=2)
     add("interleaved", (2, 3, 7, 64), 1, interleaved=True)
     add("interleaved_partial", (1, 2, 7, 96), 2, rotary=48, interleaved=True)
-    add("interleaved_odd", (2, 2, 5, 7), 1, rotary=4, interleaved=True)  # no vector fits a head
+    # no vector fits a head, and a block has no room for all heads of a token
+    add("interleaved_odd", (1, 3, 3, 131), 2, rotary=100, interleaved=True)
     add("decode", (3, 4, 1, 128), 2)
     add("tiny_head", (1, 1, 3, 2), 1)
     add("contiguous", (2, 2, 5, 64), 2, layout="contiguous")
@@ -78,6 +79,7 @@ def _cases() -> Sequence[Case]:
         add(f"exact_{name}", shape, 1, tier=tier, fill="integer", exact=True)
         partial = {"rotary": shape[3] // 4 * 3, "batch": 2, "interleaved": True}
         add(f"exact_{name}_partial", shape, 1, tier=tier, fill="integer", exact=True, **partial)  # type: ignore[arg-type]
+    add("exact_quarters_interleaved", (2, 3, 7, 64), 1, fill="integer", exact=True, interleaved=True)
     cases.append(_ties((2, 3, 7, 64)))
     add("llama_prefill", (2, 32, 1023, 128), 8, tier="standard")
     add("glm_prefill", (1, 32, 2048, 128), 2, rotary=64, interleaved=True, tier="standard")
