@@ -144,6 +144,12 @@ EQUIVALENTS = (
         "Rows past the last are not stored.",
     ),
     Equivalent(
+        "cross_entropy_backward.triton._loss_backward",
+        ("0.0 -> 1.0 in lse = tl.where(counted, lse, 0.0)",),
+        "An ignored row's log-sum-exp meets logits and a scale of 0: whatever finite number it is, the gradient is a "
+        "zero, of either sign.",
+    ),
+    Equivalent(
         "cross_entropy_inplace_grad_backward.triton.rows._scale_over",
         ("rows - first -> (rows + first) in mask = (col < width - start) & (row < rows - first)",),
         "The H200 that is simulated gives few rows a program each. Where a check is interpreted for a CPU, a program "
