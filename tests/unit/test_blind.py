@@ -41,28 +41,19 @@ ALIKE = {
     "experts": lookalikes_blind_more.EXPERTS,
 }
 # what is left today, and why
-_SEPARATE = "each expert's weights are tensors of their own, and the op takes one tensor of all"
+_SEPARATE = (
+    "each expert's weights are tensors of their own, and the op takes one of all: its linears and gates are served"
+)
 _ALL = "0 times what is not finite"
 LEFT = {
-    "HandGroups": "a weight (1, C, 1, 1)",
-    "HeadwiseNorm": "a norm that is no whole result of a module without children",
-    "HeadedProjection": "a weight of three dimensions",
-    "HeadedOut": "a weight of three dimensions",
     "Reglu": "the gradient at 0 is 1, and relu's 0",
-    "InPlaceTurn": "halves that are put into an empty tensor",
-    "RollTurn": "signs that are put into a tensor of ones",
     "MatrixTurn": "any four numbers turn a pair, not only a cosine and a sine",
-    "GrowingTable": "a table that a call makes",
     "Mha": "its forward compiles to other instructions than its source alone (calls of many arguments)",
-    "OwnSoftmax": "a softmax that is no whole result of a module without children",
     "LseSoft": "beside +inf it gives NaN at other places",
     **dict.fromkeys(("LoopIndexAdd", "LoopPlain", "Sorted", "WithShared"), _SEPARATE),
     **dict.fromkeys(("DenseOneHot", "DenseScatter", "EveryExpert"), _ALL),
-    "GatherWeights": "two matrices for gate and up",
-    "TakeAlong": "a part of three values with weights",
-    "Shifts": "no proof follows a generator over a range that is no constant",
-    "InPieces": "a loss that is summed",
-    "BoundAct": "a function bound to the instance",
+    "GatherWeights": "two matrices for gate and up, which no copy joins: a gated product of theirs is served",
+    "TakeAlong": "it takes numbers of no expert without an error, which the op refuses",
     "Delta": "a loop over time in a module",
     "Scan": "a loop over time in a module",
 }

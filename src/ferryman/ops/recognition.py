@@ -31,7 +31,8 @@ class Leaf:
     buffers' shapes by name, ``scalars`` the names of those without dimensions; ``numbers`` its float attributes,
     ``constants`` the floats in its forward's code; ``widths`` are its one-element shapes, for modules that hold no
     tensor; ``integers`` its int attributes; ``inputs`` how many tensors its forward may take; ``rows`` vectors with
-    sides of one before them, such as (1, 1, D): how many such sides, and D."""
+    sides of one before them, such as (1, 1, D): how many such sides, and D; ``columns`` those with sides of one after
+    them, such as (1, C, 1, 1): their shape."""
 
     vectors: Mapping[str, int]
     matrices: Mapping[str, tuple[int, int]]
@@ -42,6 +43,23 @@ class Leaf:
     integers: Mapping[str, int] = field(default_factory=dict)
     inputs: int = 1
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def wholes(self) -> Mapping[str, tuple[int, int]]:
+        """``matrices`` of more than one row and more than one column."""
+        return {n: shape for n, shape in self.matrices.items() if n not in self.rows and n not in self.columns}
+
+    @property
+    def lines(self) -> Mapping[str, tuple[int, str]]:
+        """``vectors``, ``rows`` and ``columns``: the length of each, and an expression of it as a vector. A tensor that
+        gets another shape later is no vector in it, which ops refuse."""
+        known = {n: (size, f"self.{n}") for n, size in self.vectors.items()}
+        known |= {n: (size, f"self.{n}.squeeze({tuple(range(before))})") for n, (before, size) in self.rows.items()}
+        for n, shape in self.columns.items():
+            ones = tuple(axis for axis, size in enumerate(shape) if size == 1)
+            known[n] = max(shape), f"self.{n}.squeeze({ones})"
+        return known
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def gates() -> Iterator[Gate]:
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
     """What takes the gate and the other factor, in either order."""
-    if leaf.inputs != 2 or leaf.vectors or leaf.matrices or leaf.scalars or leaf.rows:
+    if leaf.inputs != 2 or leaf.lines or leaf.matrices or leaf.scalars:
         return
     for gate in gates():
         extra = "".join(f", {value!r}" for value in gate.extra)

@@ -21,7 +21,7 @@ _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
-    if leaf.vectors or leaf.matrices or leaf.scalars or leaf.rows:
+    if leaf.lines or leaf.matrices or leaf.scalars:
         return
     for name in ACTIVATIONS:
         if name in ALPHAS:

@@ -42,17 +42,19 @@ def functions() -> Mapping[Callable[..., Any], Served]:
 def modules(leaf: Leaf) -> Iterator[Candidate]:
     """A weight and a bias a channel, in either order, if any; a number of groups and an eps that it
     holds, or that its code has."""
-    if leaf.matrices or leaf.scalars or len(leaf.vectors) > 2 or len(set(leaf.vectors.values())) > 1:
+    vectors = leaf.lines
+    widths = {width for width, _ in vectors.values()}
+    if leaf.wholes or leaf.scalars or len(vectors) > 2 or len(widths) > 1:
         return
     epsilons = [f"self.{name}" for name in leaf.numbers] or [repr(c) for c in leaf.constants if 0.0 < c < 1.0]
-    for width in sorted({*leaf.vectors.values()} or {n for n in leaf.integers.values() if n > 1}):
+    for width in sorted(widths or {n for n in leaf.integers.values() if n > 1}):
         own = [f"self.{name}" for name, n in leaf.integers.items() if 0 < n <= width and width % n == 0]
-        counts = own if own or not leaf.vectors else [str(n) for n in _USUAL if width % n == 0]
+        counts = own if own or not vectors else [str(n) for n in _USUAL if width % n == 0]
         for groups, eps, (weight, bias) in itertools.product(counts, epsilons, _vectors(leaf)):
-            vectors = [f"self.{v}" if v else "None" for v in (weight, bias)]
+            given = [vectors[v][1] if v else "None" for v in (weight, bias)]
             yield Candidate(
                 "group_norm",
-                f"ops.group_norm(x, {groups}, {', '.join(vectors)}, {eps})",
+                f"ops.group_norm(x, {groups}, {', '.join(given)}, {eps})",
                 width,
                 tuple(v for v in (weight, bias) if v),
                 axis=1,
@@ -61,7 +63,7 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
 
 def _vectors(leaf: Leaf) -> Iterator[tuple[str, str]]:
     """(weight, bias), "" where there is none."""
-    names = list(leaf.vectors)
+    names = list(leaf.lines)
     yield from itertools.permutations(names, 2) if len(names) == 2 else [(n, "") for n in names] or [("", "")]
     if len(names) == 1:
         yield "", names[0]

@@ -5,6 +5,7 @@ whose caller turns channels to the end.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,18 +20,27 @@ _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
-    if len(leaf.matrices) != 1 or len(leaf.vectors) > 1:
+    """A matrix, whose bias may be a vector with sides of one; or what has one row or one column."""
+    matrices = leaf.wholes or (leaf.matrices if len(leaf.matrices) == 1 else {})
+    vectors = {n: text for n, (_, text) in leaf.lines.items() if n not in matrices}
+    if len(matrices) != 1 or len(vectors) > 1:
         return
-    ((weight, (rows, columns)),) = leaf.matrices.items()
+    ((weight, (rows, columns)),) = matrices.items()
     bias = "None"
     used: tuple[str, ...] = (weight,)
-    for name in leaf.vectors:
-        bias, used = f"self.{name}", (weight, name)
+    for name, plain in vectors.items():
+        bias, used = plain, (weight, name)
     yield Candidate("linear", f"ops.linear(x, self.{weight}, {bias})", columns, used)
     yield Candidate("linear", f"ops.linear(x, self.{weight}.t(), {bias})", rows, used)
 
 
 def blocks(block: Block) -> Iterator[Layer]:
+    """Weights of three dimensions: a convolution's of one place, or one that heads have apart."""
+    yield from _of_one_place(block)
+    yield from _by_heads(block)
+
+
+def _of_one_place(block: Block) -> Iterator[Layer]:
     """A weight (columns of the result, columns, 1), and a bias or none."""
     weights = [n for n, shape in block.tensors.items() if len(shape) == 3 and shape[2] == 1]
     others = [n for n in block.tensors if n not in weights]
@@ -58,6 +68,58 @@ def _draw(columns: int, seed: int) -> tuple[Tensor, ...]:
     batch, tokens, size = _SIZES[seed]
     generator = torch.Generator().manual_seed(seed)
     return (size * torch.randn(batch, tokens, columns, generator=generator, dtype=torch.float64),)
+
+
+def _by_heads(block: Block) -> Iterator[Layer]:
+    """A weight (width, heads, head) or (heads, head, width), from a row to heads or back, and a bias or none. Heads
+    stand after tokens or before them."""
+    weights = [n for n, shape in block.tensors.items() if len(shape) == 3]
+    others = [n for n in block.tensors if n not in weights]
+    if len(weights) != 1 or len(others) > 1 or block.inputs != 1 or min(block.tensors[weights[0]]) < 2:
+        return
+    own, shape = f"self.{weights[0]}", block.tensors[weights[0]]
+    bias = f"self.{others[0]}" if others else "None"
+    for first, apart in itertools.product((True, False), (True, False)):
+        width, heads, head = shape if first else (shape[2], *shape[:2])
+        if others and block.tensors[others[0]] != ((heads, head) if apart else (width,)):
+            continue
+        sizes = {heads: _HEADS}
+        sizes.setdefault(head, _HEAD)
+        sizes.setdefault(width, sizes[heads] * sizes[head] if width == heads * head else _COLUMNS)
+        for before, dims in ((False, 3), (True, 3), (False, 2)):  # heads before tokens; batches, tokens
+            rows, pair = (sizes[width],), (sizes[heads], sizes[head])
+            given, wanted = (rows, pair) if apart else (pair, rows)
+            draw = functools.partial(_draw_heads, given, before and not apart, dims)
+            outcome = None if block.run is None else block.run(sizes, draw(0))
+            result = _draw_heads(wanted, before and apart, dims, 0)[0].shape
+            if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != result:
+                continue
+            x = "a0.transpose(1, 2)" if before and not apart else "a0"
+            width_of, pair_of = (
+                (f"{own}.shape[:1]", f"{own}.shape[1:]") if first else (f"{own}.shape[2:]", f"{own}.shape[:2]")
+            )
+            flat = f"{own}.flatten({'1' if first else '0, 1'}){'.t()' * (first is apart)}"
+            if apart:
+                call = f"ops.linear(a0, {flat}, {bias}{'.flatten()' * len(others)}).unflatten(-1, tuple({pair_of}))"
+                call += ".transpose(1, 2)" * before
+            else:
+                call = f"ops.linear({x}.flatten(-2), {flat}, {bias})"
+            guard = f"a0.dim() == {dims + (not apart)} and a0.dtype is {own}.dtype and a0.dtype.itemsize < 8"
+            guard += f" and {x}.shape[{'-1:' if apart else '-2:'}] == {width_of if apart else pair_of}"
+            guard += f" and {own}.is_contiguous()" + f" and {bias}.dtype is a0.dtype" * len(others)
+            axis = dims - 2 + (before and not apart)
+            yield Layer("linear", call, sizes, draw, len(_SIZES), guard, axis=axis)
+
+
+_HEADS, _HEAD = 3, 8  # short sides
+
+
+def _draw_heads(last: tuple[int, ...], before: bool, dims: int, seed: int) -> tuple[Tensor, ...]:
+    """Tokens, of batches or alone, of what stands last: a row, or heads, which may stand before tokens."""
+    batch, tokens, size = _SIZES[seed]
+    generator = torch.Generator().manual_seed(seed)
+    x = size * torch.randn((*(batch, tokens)[3 - dims :], *last), generator=generator, dtype=torch.float64)
+    return (x.transpose(1, 2).contiguous() if before else x,)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

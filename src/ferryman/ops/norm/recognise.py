@@ -15,20 +15,19 @@ from ferryman.ops.norm.definition import rms_norm as op_rms_norm
 from ferryman.ops.recognition import Candidate, Leaf, Served
 
 _LARGEST_EPS = 0.1
+_MOST_HEADS = 512
 
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
     """RMS norms with a weight, an offset weight or none, rounded before the weight or not; layer norms."""
-    tensors = dict(leaf.vectors) | {n: width for n, (_, width) in leaf.rows.items()}
-    if leaf.matrices.keys() - leaf.rows or len(tensors) > 2:
+    tensors = leaf.lines
+    if leaf.wholes or len(tensors) > 2:
         return
-    widths = set(tensors.values()) or set(leaf.widths) or {96}
+    widths = {width for width, _ in tensors.values()} or set(leaf.widths) or {96}
     if len(widths) > 1:
         return
     (width,) = widths
-    spelled = {n: f"self.{n}" for n in leaf.vectors}
-    # what has another shape later is no vector then, and the op refuses it
-    spelled |= {n: f"self.{n}.squeeze({tuple(range(before))})" for n, (before, _) in leaf.rows.items()}
+    spelled = {n: text for n, (_, text) in tensors.items()}
     names = tuple(tensors)
     for eps in eps_of(leaf):
         for weight in names if len(names) < 2 else ():
@@ -42,6 +41,30 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
             used = tuple(n for n in pair if n is not None)
             given = ", ".join("None" if n is None else spelled[n] for n in pair)
             yield _candidate("layer_norm", f"{given}, {eps}", width, used)
+    for eps in eps_of(leaf):
+        yield from _by_heads(leaf, eps, width if names else 0)
+
+
+def _by_heads(leaf: Leaf, eps: str, width: int) -> Iterator[Candidate]:
+    """RMS norms of each head of a row, whose number or width the module holds: with a weight of the whole row, or of
+    a head."""
+    lines = list(leaf.lines.items())
+    if len(lines) > 1:
+        return
+    weight, plain = (lines[0][0], lines[0][1][1]) if lines else ("", "")
+    used = (weight,) if weight else ()
+    for name, count in leaf.integers.items():
+        if not 1 < count <= _MOST_HEADS:
+            continue
+        for inside in (f"x.unflatten(-1, (self.{name}, -1))", f"x.unflatten(-1, (-1, self.{name}))"):
+            if weight and width % count == 0 and count < width:
+                normed = f"ops.rms_norm({inside}, None, {eps}, False).flatten(-2)"
+                yield Candidate("rms_norm", f"{normed} * {plain}", width, used)
+        if weight:
+            inside = f"x.unflatten(-1, (self.{name}, -1))"
+            for cast in (True, False):
+                normed = f"ops.rms_norm({inside}, {plain}, {eps}, {cast}).flatten(-2)"
+                yield Candidate("rms_norm", normed, width * count, used)
 
 
 def _candidate(op: str, rest: str, width: int, uses: tuple[str, ...] = ()) -> Candidate:

@@ -1,6 +1,6 @@
 """`torch.softmax` over the last dimension, in the dtype of its input, or cast back to that; the mean cross entropy of
-class numbers. A class that is none is an error in PyTorch and a loss of NaN here; beside a logit of +inf the loss is
-NaN there, and +inf here.
+class numbers, and its sum. A class that is none is an error in PyTorch and a loss of NaN here; beside a logit of +inf
+a mean loss is NaN there, and +inf here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ferryman.ops.recognition import Block, Candidate, Graph, Layer, Leaf, Served, Traced
 from ferryman.ops.softmax.definition import cross_entropy as op_cross_entropy
+from ferryman.ops.softmax.definition import cross_entropy_with_lse
 from ferryman.ops.softmax.definition import softmax as op_softmax
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
@@ -23,7 +24,7 @@ _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
     """Written out, over the last dimension."""
-    if not (leaf.vectors or leaf.matrices or leaf.scalars or leaf.rows):
+    if not (leaf.lines or leaf.matrices or leaf.scalars):
         # the gradient of a largest number that is taken off cancels, and leaves rounding where rows are saturated
         for gradient in (True, False):
             yield Candidate("softmax", "ops.softmax(x)", 96, gradient=gradient)
@@ -129,13 +130,15 @@ def cross_entropy(
         weight is None
         and size_average is None
         and reduce is None
-        and reduction == "mean"
+        and (reduction == "mean" or (reduction == "sum" and input.numel() > 0))
         and input.dtype in _DTYPES
         and target.dtype is torch.int64
         and input.dim() == 2
         and target.shape == input.shape[:1]
         and not torch.is_autocast_enabled(input.device.type)
     ):
+        if reduction == "sum":
+            return _summed(input, target, ignore_index, label_smoothing).to(input.dtype)
         return op_cross_entropy(input, target, ignore_index, label_smoothing).to(input.dtype)
     return functional.cross_entropy(
         input,
@@ -147,6 +150,15 @@ def cross_entropy(
         reduction,
         label_smoothing,
     )
+
+
+def _summed(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> Tensor:
+    """The mean times the rows that count, 0 where none does, NaN where the log-sum-exp of one is not finite."""
+    loss, lse = cross_entropy_with_lse(logits, target, ignore_index, label_smoothing)
+    counted = target != ignore_index
+    count = counted.sum()
+    odd = torch.where(counted, lse - lse, 0.0).sum()
+    return torch.where(count > 0, loss * count, 0.0) + odd
 
 
 def functions() -> Mapping[Any, Served]:

@@ -13,9 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from ferryman.porting.model import helpers, routines, source
-from ferryman.porting.model.flow import Node, Scan, Statement
+from ferryman.porting.model.flow import Scan
+from ferryman.porting.model.leaf import inputs_of
+from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.part import PREFIX, Part
-from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
+from ferryman.porting.model.part_proof import OF_SEVERAL, Proving, stacks
 from ferryman.porting.model.trees import blocks, copied, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
@@ -72,7 +74,9 @@ class Search(Proving):
         """Put one part in a block's place; whether there is one."""
         self.statements = list(self.scan.block(body))
         self.reads = functools.cache(functools.partial(self._reads, body))
-        alone = self.module is not None and not self.module._modules
+        kind = type(self.module)
+        # of one input it may be nearly a norm: what a part is of several, no leaf is
+        alone = self.module is not None and not self.module._modules and len(inputs_of(kind)) < 2
         results = _results(body[-1], self.statements) if alone else set()
         for statement in reversed(self.statements):
             for root, e in statement.ops:
@@ -119,7 +123,10 @@ class Search(Proving):
                     more = [cut for cut in merged[_MOST_CUTS:] if not _more_than_one_of(whole, cut)]
                     merged = merged[:_MOST_CUTS] + more[:_MORE_CUTS]
                 # a number of the module's own settings is no value that flows
-                flows = frozenset() not in merged or any(isinstance(n.value, Tensor) for n in node.inside(frozenset()))
+                flows = not node.counts() and not (node.made and node in past)
+                flows = flows and (
+                    frozenset() not in merged or any(isinstance(n.value, Tensor) for n in node.inside(frozenset()))
+                )
                 known[node] = merged if node.kind == "op" else []
                 known[node] += [frozenset({node})] if known_here and (flows or not node.children) else []
             return known[node]
@@ -140,7 +147,9 @@ class Search(Proving):
             return False
         if any(n.label == "double" or "float64" in ast.unparse(n.tree) for n in inside):
             return False  # float64 is asked for, and no op has it
-        return not any(_within(place, place_of(n.tree)) for n in computed for place in self.skipped)
+        return stacks(inside) == 2 or not any(
+            _within(place, place_of(n.tree)) for n in computed for place in self.skipped
+        )
 
     # What is put there
 
@@ -172,7 +181,7 @@ class Search(Proving):
         self, body: list[ast.stmt], statement: Statement, root: Node, e: ast.expr, leaves: tuple[Node, ...]
     ) -> bool:
         """Whether something that may write over a value runs where the part was computed, which then comes later."""
-        inside = set(root.inside(frozenset(leaves))) - {root}
+        inside = root.before(leaves)
         going = [s.index for s in self.statements if s.index < statement.index and set(s.binds) & inside]
         between = [i for i in range(min(going, default=statement.index), statement.index) if i not in going]
         if any(self.scan.acts(body[i], ast.Constant(None)) for i in between):
@@ -242,13 +251,14 @@ class Search(Proving):
     ) -> list[ast.stmt] | None:  # fmt: skip
         """The block with a changed statement, less those that only the part read; None where another reads them. past:
         names that the part reads as they were before what goes."""
-        inside = set(root.inside(frozenset(leaves))) - {root}
+        inside = root.before(leaves)
         bound = {s.index: s.binds for s in self.statements}
         fresh: list[ast.stmt | None] = [*body]
         fresh[statement.index] = changed
         outer, closures = self.reads()
         for index in range(statement.index - 1, -1, -1):
-            if not inside & bound.get(index, {}).keys():
+            held = inside & bound.get(index, {}).keys()
+            if not held or all(node.counts() for node in held):  # sizes may be read by others, too
                 continue
             for name in bound[index].values():
                 outside = name in outer

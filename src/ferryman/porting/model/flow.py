@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.porting.model import source, spelling
+from ferryman.porting.model import filling, source, spelling
+from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
-from ferryman.porting.model.trace import trusted
+from ferryman.porting.model.trace import bound, trusted
 from ferryman.porting.model.trees import children, swap
 
 PLAIN = bool | int | float | str | None | torch.dtype
@@ -29,48 +30,6 @@ _PARTS = ast.expr | ast.keyword
 _CHANGES = {"append", "extend", "insert", "pop", "update", "setdefault", "clear", "item", "tolist"}
 _OF_PYTHON = {"len", "int", "float", "tuple", "list", "slice", "min", "max", "abs", "range", "sum"}
 SELF = "self"
-
-
-@dataclass(eq=False)
-class Node:
-    """``kind``: "op" over ``children``; "leaf", of which nothing is known; "self", what ``path`` gives of the module,
-    with ``value`` now; "constant". ``label``: the functions that it applies itself."""
-
-    kind: str
-    tree: ast.expr
-    children: tuple[Node, ...] = ()
-    slots: tuple[ast.AST, ...] = ()  # the parts of ``tree`` that the children stand for
-    label: str = ""
-    value: Any = None
-    whole: ast.expr | None = None  # the program's own spelling, where ``tree`` is what a child's class comes to
-
-    def inside(self, leaves: frozenset[Node]) -> list[Node]:
-        """Itself and what it is computed of, down to leaves, each once and after its children."""
-        order: list[Node] = []
-
-        def walk(node: Node) -> None:
-            if node in leaves or node in seen:
-                return
-            seen.add(node)
-            for child in node.children:
-                walk(child)
-            order.append(node)
-
-        seen: set[Node] = set()
-        walk(self)
-        return order
-
-
-@dataclass
-class Statement:
-    """A statement of a block that computes: every op in it with the node of its tree that it is, outermost first, and
-    the locals that hold a node where it stands. ``binds``: what its target is then."""
-
-    index: int
-    ops: list[tuple[Node, ast.expr]]
-    names: dict[Node, str]
-    binds: dict[Node, str] = field(default_factory=dict)
-    value: Node | None = None
 
 
 @dataclass
@@ -99,7 +58,11 @@ class Scan:
     def block(self, body: list[ast.stmt]) -> Iterator[Statement]:
         """The statements of one block that compute; `blocks` gives those inside of others."""
         self.env, self.known = {}, {}
+        fills = filling.fills(body, self.tree, self.function)
         for index, statement in enumerate(body):
+            if index in fills:
+                yield self._fill(index, statement, fills[index])
+                continue
             value = getattr(statement, "value", None)
             simple = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr) and value is not None
             inside = [n for n in ast.walk(statement) if isinstance(n, ast.AST)]
@@ -116,7 +79,24 @@ class Scan:
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
             for target in targets:
                 self._bind(target, node, here)
+            if fills and isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in fills.values():
+                self.env[ast.unparse(statement.targets[0])] = here.alone(node)
             yield here
+
+    def _fill(self, index: int, statement: ast.stmt, name: str) -> Statement:
+        """A write into what nothing else has: another value of its name."""
+        self.occurring = []
+        names = {node: name for name, node in self.env.items()}
+        target, rest = filling.parts_of(statement)
+        before = self._named(target)
+        parts = [(target, before), *((e, self.node(e)) for e in rest)]
+        tree = ast.copy_location(ast.Call(ast.Name("fill", ast.Load()), [e for e, _ in parts], []), statement)
+        node = Node(
+            "op", tree, tuple(n for _, n in parts), tuple(e for e, _ in parts), "fill", None, None, statement, True
+        )
+        names |= {n: name for name, n in self.env.items()}
+        self.env[name] = node
+        return Statement(index, self.occurring, names, {node: name}, node)
 
     def _bind(self, target: Any, node: Node, statement: Statement) -> None:
         if isinstance(target, ast.Name):
@@ -178,6 +158,8 @@ class Scan:
         if e.id == self.self_name:
             return Node("leaf", e)
         if e.id in self.env:
+            if self.env[e.id].write is not None:
+                self.occurring.append((self.env[e.id], e))
             return self.env[e.id]
         if e.id in self.locals or e.id in self.function.__code__.co_freevars:
             self.env[e.id] = Node("leaf", e)
@@ -318,8 +300,7 @@ class Scan:
         if isinstance(value, Tensor):
             return value if type(value) in (Tensor, nn.Parameter) and value.is_leaf else MISSING
         parts = value if isinstance(value, tuple) else (value,)
-        partial = isinstance(value, functools.partial) and trusted(value.func)
-        known = partial or isinstance(value, FUNCTIONS) or all(isinstance(p, PLAIN) for p in parts)
+        known = isinstance(value, FUNCTIONS) or bound(value) or all(isinstance(p, PLAIN) for p in parts)
         return value if known else MISSING
 
     def _at(self, e: ast.expr) -> Any:

@@ -172,7 +172,8 @@ class Instrument(Reports, ast.NodeTransformer):
     visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
 
     def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> ast.AST:
-        """Over values that are written down, each by a name that nothing else has: no test, and no other number."""
+        """Over values that are written down, or a range that the module's state gives, each by a name that nothing else
+        has: no test, and no other number."""
         first = node.generators[0]
         fixed = isinstance(first.iter, ast.Tuple | ast.List) and not any(
             isinstance(e, ast.Starred) for e in first.iter.elts
@@ -182,13 +183,21 @@ class Instrument(Reports, ast.NodeTransformer):
             and source.resolve(first.iter.func, self.own) is range
             and all(isinstance(a, ast.Constant) for a in first.iter.args)
         )
+        some = None if fixed else self._some(first.iter)
+        fixed = fixed or some is not None
         inside = [n for n in ast.walk(node.elt) if isinstance(n, ast.IfExp | ast.BoolOp | ast.Call)]
         name = first.target.id if isinstance(first.target, ast.Name) else None
         if len(node.generators) > 1 or first.ifs or not fixed or name is None or name in self.own.__code__.co_names:
             return self._refuse(node)
         if any(not isinstance(n, ast.Call) or (isinstance(n.func, ast.Name) and n.func.id == name) for n in inside):
             return self._refuse(node)
+        text = f"for .. in {ast.unparse(first.iter)[:70]}"
         self.generic_visit(node)
+        if some is not None:
+            index = ast.Constant(len(self.follower.trace.tests))
+            self.follower.trace.tests.append(Test(text, node.lineno, some, loop=True))
+            each = ast.Call(ast.Name("ferryman_each", ast.Load()), [index, first.iter], [])
+            first.iter = ast.fix_missing_locations(ast.copy_location(each, node))
         return node
 
     visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815

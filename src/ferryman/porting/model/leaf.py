@@ -29,7 +29,9 @@ def leaf_of(module: nn.Module, fixed: Mapping[str, float] | None = None) -> Leaf
     weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
     weights = {n: p for n, p in weights.items() if n not in (fixed or {})}
     rows = {n: (p.dim() - 1, p.shape[-1]) for n, p in weights.items() if p.dim() > 1 and p.numel() == p.shape[-1] > 1}
-    others = {n: p for n, p in weights.items() if n not in rows or p.dim() == 2}
+    lines = {n: p for n, p in weights.items() if p.dim() > 1 and p.numel() == max(p.shape) > 1}
+    columns = {n: tuple(p.shape) for n, p in lines.items() if n not in rows}
+    others = {n: p for n, p in weights.items() if n not in lines or p.dim() == 2}
     if any(p.dim() > 2 for p in others.values()) or not all(p.is_floating_point() for p in weights.values()):
         return None
     numbers = {
@@ -65,6 +67,7 @@ def leaf_of(module: nn.Module, fixed: Mapping[str, float] | None = None) -> Leaf
         {n: v for n, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool) and n.isidentifier()},
         max(1, len(pair_of(type(module)))),
         rows,
+        columns,
     )
 
 

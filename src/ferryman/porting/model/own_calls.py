@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ferryman.porting.model import source
 from ferryman.porting.model.source import MISSING
-from ferryman.porting.model.trace import Unproven, trusted
+from ferryman.porting.model.trace import Unproven, bound, numbers_in, trusted
 
 if TYPE_CHECKING:
     from ferryman.porting.model.branches import Follower
@@ -36,6 +36,11 @@ def of_self(follower: Follower, where: str, name: str, depth: int) -> Any:
         return follower.helper(attribute, depth + 1)  # another one ends the role
     if isinstance(attribute, torch.jit.ScriptFunction):
         return follower.helper(source.unscripted(attribute), depth + 1)
+    if isinstance(attribute, types.MethodType) and bound(attribute):
+        return functools.partial(follower.helper(attribute.__func__, depth + 1), None)
+    if isinstance(attribute, functools.partial) and bound(attribute) and not trusted(attribute.func):
+        follower.trace.numbers |= numbers_in((*attribute.args, *attribute.keywords.values()))
+        return functools.partial(follower.helper(attribute.func, depth + 1), *attribute.args, **attribute.keywords)
     known = trusted(attribute) and not isinstance(attribute, nn.Module)
     if not known and not (isinstance(attribute, functools.partial) and trusted(attribute.func)):
         raise Unproven(f"{where}: calls self.{name}, which it holds, and no proof follows")

@@ -20,10 +20,11 @@ from torch import nn
 from ferryman import ops
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import flow, scalars, serving, source
-from ferryman.porting.model.trace import Read, meaning
+from ferryman.porting.model.trace import Read, meaning, meant
 from ferryman.porting.model.trees import copied
 
 PREFIX = "ferryman_part_"
+_MEANT = "ferryman_meant({0}) == ferryman_was_{0}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,8 @@ class Part:
         given = [f"ferryman_a{i}" for i in range(self.values)]
         tests, current = source.still(kind, self.code) if self.code else ([], {})
         tests += [read.test(i) for i, read in enumerate(self.reads)]
-        tests += [f"{name} is ferryman_was_{name}" for name, _ in self.fixed]
+        alone = {name for name, value in self.fixed if meant(value) is value}
+        tests += [f"{n} is ferryman_was_{n}" if n in alone else _MEANT.format(n) for n, _ in self.fixed]
         tests += [f"type({n}) in ferryman_plain" for n in self.names]
         lines = [f"def part(self, {', '.join(given)}):"]
         if left := serving.left([self.op], kind, self.code):
@@ -63,7 +65,7 @@ class Part:
             lines += [f"        {line}" for line in serving.attempt(expression)]
         lines += [f"    return ferryman_original(self, {', '.join(given)})"]
         known = source.names_read(home, [path for _, path in self.own]) | meaning(self.reads) | current
-        known |= {f"ferryman_was_{name}": value for name, value in self.fixed}
+        known |= {f"ferryman_was_{name}": meant(value) for name, value in self.fixed} | {"ferryman_meant": meant}
         known |= {"ferryman_child": flow.is_plain_child, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
         known |= {"ferryman_holds": scalars.holds}

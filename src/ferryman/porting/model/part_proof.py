@@ -7,6 +7,7 @@ import functools
 import itertools
 import re
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,21 +15,22 @@ from torch import Tensor, nn
 
 from ferryman.porting.model import blocks, flow, helpers, recognise
 from ferryman.porting.model.branches import follow_module
-from ferryman.porting.model.flow import Node
 from ferryman.porting.model.leaf import class_code, names_reached
+from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part import Part, plain_function
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import Read, Trace, Unproven
 from ferryman.porting.model.trees import copied, swap
 
 _MOST_TRIALS = 96
+_HELD = flow.FUNCTIONS | functools.partial | types.MethodType
 # What a mean loss of class numbers is made of, and nothing that asks which numbers they are
 _LOSSES = {"nll_loss", "logsumexp", "log_softmax"}
 _OF_LOSSES = {
     *(*_LOSSES, "", "gather", "squeeze", "unsqueeze", "view", "reshape", "flatten", "size", "mean", "sum", "neg"),
     *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim"),
 }
-_TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat"}
+_TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat", "fill"}
 OF_SEVERAL = frozenset(_LOSSES | _TURNS)  # what a part of several values has one of
 
 
@@ -86,6 +88,12 @@ class Proving:
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
+        if count == 3 and stacks(own.values()) == 2:
+            for order in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):
+                module = self._module(tree, own, order)
+                role = None if module is None else blocks.role_of(module)
+                if module is not None and isinstance(role, Role):
+                    return self._part(role, module, plain, own, order)
         if count < 2 or not labels & _TURNS or any(isinstance(n.value, Tensor) for n in own.values()):
             return None
         for first in range(count) if count < 4 else (0,):
@@ -133,7 +141,7 @@ class Proving:
             return re.sub(r"\bself\.(\w+)", lambda m: local[m[1]], text)
 
         reading = [(local[n], paths.get(n, f"self.{n}")) for n in attributes]
-        functions = [(a, n.value) for a, n in own.items() if isinstance(n.value, flow.FUNCTIONS | functools.partial)]
+        functions = [(a, n.value) for a, n in own.items() if isinstance(n.value, _HELD)]
         reading += [(a, paths[a]) for a, _ in functions if a not in attributes]
         plainly = [f"type({local[n]}) in ferryman_plain" for n in tensors]
         code = tuple(n for n in class_code(type(module)) if n != "forward")
@@ -170,7 +178,14 @@ class Proving:
         body: list[ast.stmt] = []
         me = self.self_name or "ferryman_self"
         for node in root.inside(frozenset(leaves)):
-            if node.kind == "op":
+            if node.write is not None:
+                name = f"ferryman_v{len(body)}"
+                own_places = {id(slot): place[child] for slot, child in zip(node.slots, node.children, strict=True)}
+                own_places[id(node.slots[0])] = ast.Name(name, ast.Load())
+                body.append(ast.Assign([ast.Name(name, ast.Store())], place[node.children[0]]))
+                body.append(swap(node.write, own_places))
+                place[node] = own_places[id(node.slots[0])]
+            elif node.kind == "op":
                 tree_of = node.whole if node.whole is not None and not aliased else node.tree
                 parts = zip(node.slots, node.children, strict=True)
                 e = swap(tree_of, {id(slot): place[child] for slot, child in parts})
@@ -221,6 +236,11 @@ class Proving:
             else:
                 module.__dict__[alias] = node.value
         return module.eval()
+
+
+def stacks(nodes: Iterable[Node]) -> int:
+    """How many tensors of the module's of three dimensions there are, as layers of experts have them."""
+    return sum(isinstance(n.value, Tensor) and n.value.dim() == 3 for n in nodes)
 
 
 def _child(call: ast.expr) -> str:

@@ -16,6 +16,7 @@ from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
 from ferryman.porting.model.part import INNER, NONE, Part, Parted
 from ferryman.porting.model.recognise import Role
+from ferryman.porting.model.trace import meant
 from ferryman.porting.model.trees import copied
 from ferryman.porting.model.uses import served
 
@@ -139,4 +140,6 @@ def _expression(text: str) -> ast.expr:
 
 
 def _alike(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is type(before) and isinstance(now, flow.PLAIN | tuple) and now == before)
+    if now is before or (isinstance(now, types.MethodType | functools.partial) and meant(now) == meant(before)):
+        return True
+    return type(now) is type(before) and isinstance(now, flow.PLAIN | tuple) and now == before

@@ -134,7 +134,7 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
 def _role_of(module: nn.Module, fixed: Mapping[str, float] | None = None) -> Role | Refusal | None:
     leaf = leaf_of(module, fixed)
     if fixed:
-        leaf = None if leaf is None or leaf.matrices or leaf.scalars else leaf
+        leaf = None if leaf is None or leaf.wholes or leaf.scalars else leaf
     if leaf is None:
         return None
     candidates = proposals("modules", leaf)
@@ -149,7 +149,7 @@ def _role_of(module: nn.Module, fixed: Mapping[str, float] | None = None) -> Rol
     if parameter is None or not candidates:
         return None if not (leaf.vectors or leaf.matrices) else Refusal("its forward does not take one tensor")
     role = _shown(module, leaf, candidates, (parameter,), fixed)
-    if fixed or leaf.matrices.keys() - leaf.rows or not (leaf.vectors or leaf.rows) or 3 in turned.dims_of(role):
+    if fixed or leaf.wholes or not leaf.lines or 3 in turned.dims_of(role):
         return role
     other = _shown(turned.module_of(module), leaf, candidates, ("x",))
     return turned.role_of(other, module, parameter) if isinstance(other, Role) else role
@@ -175,11 +175,13 @@ def _shown(
     twin = narrowed(module, leaf, numbers)
     own = {n: getattr(module, n) for n in fixed or {}}
     twin["ferryman_fixed"] = {n: scalars.drawn(t, (fixed or {})[n]) for n, t in own.items()}
-    names = (*leaf.vectors, *leaf.matrices, *leaf.scalars, *(n for n in leaf.rows if n not in leaf.matrices))
+    shaped = (n for n in (*leaf.rows, *leaf.columns) if n not in leaf.matrices)
+    names = (*leaf.vectors, *leaf.matrices, *leaf.scalars, *shaped)
     # of what takes numbers of rows, the rows themselves, and channels before their places
-    dims = {kind: dimensions(followed, twin, names, c) for kind, c in {c.kind: c for c in candidates[::-1]}.items()}
+    kinds = {(c.kind, c.width): c for c in candidates}
+    dims = {kind: dimensions(followed, twin, names, c) for kind, c in kinds.items()}
     # a row may be channels of one place: an op of rows would serve those calls alone
-    candidates = sorted((c for c in candidates if dims[c.kind]), key=lambda c: c.axis == -1)
+    candidates = sorted((c for c in candidates if dims[c.kind, c.width]), key=lambda c: c.axis == -1)
     for test in trace.tests:  # what was refused covers nothing
         test.seen.clear()
     nearest: tuple[float, str] | None = None
@@ -187,7 +189,7 @@ def _shown(
     wide: list[Candidate] = []  # that float64 shows, and that storage dtypes do not take
     first = First(functools.partial(original, followed, twin, names, False))
     for candidate in candidates:
-        twin["ferryman_dims"] = dims[candidate.kind]
+        twin["ferryman_dims"] = dims[candidate.kind, candidate.width]
         proof = _refuted(first, twin, names, candidate) or _prove(followed, twin, names, candidate)
         wide += [candidate] if not (proof.narrow or candidate.rows or candidate.gate) else []
         if proof.ok:
@@ -197,7 +199,7 @@ def _shown(
         elif proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
             nearest = (proof.distance, f"not {candidate.op}, which is nearest: {proof.reason}")
     if not shown and wide:
-        twin["ferryman_dims"], twin["ferryman_wide"] = dims[wide[0].kind], True
+        twin["ferryman_dims"], twin["ferryman_wide"] = dims[wide[0].kind, wide[0].width], True
         shown = [(c, proof) for c in wide[:1] if (proof := _prove(followed, twin, names, c)).ok]
     if not shown:
         tried = frozenset(c.op for c in candidates)
@@ -208,7 +210,7 @@ def _shown(
         proof = _prove(followed, twin, names, candidate)
         if not proof.ok:
             return Refusal(f"not {candidate.op}, which is nearest: {proof.reason}", frozenset({candidate.op}))
-    twin["ferryman_dims"] = dims[candidate.kind]
+    twin["ferryman_dims"] = dims[candidate.kind, candidate.width]
     try:
         more = left_out(followed, twin, names, candidate, numbers, trace)
     except Disagreement as error:

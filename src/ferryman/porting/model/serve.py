@@ -289,7 +289,7 @@ class Serve(ast.NodeTransformer):
         assert isinstance(call, ast.Call)
         child = isinstance(call.args[0], ast.Call) and attribute_of(call.args[0].func, self.self_name) is not None
         own = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)} - {self.self_name}
-        nodes = [n for s in between for n in ast.walk(s)]
+        nodes = [n for s in between if not spelling.computes(s, self.own) for n in ast.walk(s)]
         return child or not any((isinstance(n, ast.Name) and n.id in own) or spelling.in_place(n) for n in nodes)
 
     # Gates

@@ -10,6 +10,7 @@ import ast
 import builtins
 import copy
 import dis
+import functools
 import inspect
 import math
 import re
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _modules
 
+from ferryman.porting.model import lambdas
 from ferryman.porting.model.scalars import holds
 
 MISSING = object()
@@ -78,11 +80,13 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
         lines, first = inspect.getsourcelines(function.__code__ if hasattr(function, "__wrapped__") else function)
         indented = lines[0][:1] in " \t"  # kept so, since a docstring's own indentation is part of the code
         tree = ast.parse("if 1:\n" + "".join(lines) if indented else "".join(lines))
-    except (OSError, TypeError, SyntaxError, IndexError):
+    except SyntaxError:  # a lambda in the midst of lines
+        return lambdas.of_file(function.__code__, functools.partial(_made, function))
+    except (OSError, TypeError, IndexError):
         return None
     body = tree.body[0].body if indented and isinstance(tree.body[0], ast.If) else tree.body
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
-        return _lambda_in(function, body, first - 1 - indented)
+        return lambdas.of_lines(body, first - 1 - indented, functools.partial(_made, function))
     definition = body[0]
     definition.decorator_list, definition.returns = [], None
     arguments = definition.args
@@ -90,30 +94,24 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
         if argument is not None:
             argument.annotation = None
     ast.increment_lineno(definition, first - 1 - indented)
+    made = functools.partial(_made, function)
+    return definition if made(definition) else lambdas.of_file(function.__code__, made)
+
+
+def _made(function: types.FunctionType, tree: ast.FunctionDef) -> bool:
+    """Whether a function's code came from a tree."""
+    # a call of many arguments compiles to other instructions where its file imports what it is a method of
+    many = any(isinstance(n, ast.Call) and len(n.args) + len(n.keywords) > _MANY for n in ast.walk(tree))
+    modules = [n for n, v in function.__globals__.items() if isinstance(v, types.ModuleType)] if many else []
     try:
-        again = _code_of(function, definition, ())
+        return any(
+            _alike(_code_of(function, tree, (), names), function.__code__) for names in ([], modules)[: 1 + many]
+        )
     except (SyntaxError, ValueError):
-        return None
-    return definition if _alike(again, function.__code__) else None
+        return False
 
 
-def _lambda_in(function: types.FunctionType, body: list[ast.stmt], above: int) -> ast.FunctionDef | None:
-    """The lambda of some statements that a function's code came from, as a function of that name."""
-    for node in [n for s in body for n in ast.walk(s) if isinstance(n, ast.Lambda)]:
-        tree = ast.FunctionDef(
-            name="<lambda>", args=copy.deepcopy(node.args), body=[ast.Return(copy.deepcopy(node.body))],
-            decorator_list=[], returns=None, type_comment=None,
-        )  # fmt: skip
-        tree.__dict__.setdefault("type_params", [])
-        ast.fix_missing_locations(ast.copy_location(tree, node))
-        ast.increment_lineno(tree, above)
-        try:
-            again = _code_of(function, tree, ())
-        except (SyntaxError, ValueError):
-            continue
-        if _alike(again, function.__code__):
-            return tree
-    return None
+_MANY = 9  # arguments of a call that Python 3.11 and on compile in one of two ways
 
 
 def _alike(a: types.CodeType, b: types.CodeType) -> bool:
@@ -136,8 +134,11 @@ def _steps(code: types.CodeType) -> list[tuple[str, str]]:
     return steps
 
 
-def _code_of(function: types.FunctionType, tree: ast.FunctionDef, names: tuple[str, ...]) -> types.CodeType:
-    """The function's code, compiled inside a maker whose parameters are its free variables. The maker never runs."""
+def _code_of(
+    function: types.FunctionType, tree: ast.FunctionDef, names: tuple[str, ...], imported: Sequence[str] = ()
+) -> types.CodeType:
+    """The function's code, compiled inside a maker whose parameters are its free variables. The maker never runs.
+    imported: names that its file imports."""
     free = [*function.__code__.co_freevars, *names]
     body: list[ast.stmt] = [tree]
     private = any(_PRIVATE.fullmatch(n) for n in _identifiers(tree))
@@ -163,7 +164,8 @@ def _code_of(function: types.FunctionType, tree: ast.FunctionDef, names: tuple[s
     for node in (maker, *body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             node.__dict__.setdefault("type_params", [])  # Python 3.12 and on require it
-    module = ast.fix_missing_locations(ast.Module(body=[maker], type_ignores=[]))
+    imports: list[ast.stmt] = [ast.Import([ast.alias(n)]) for n in imported if n.isidentifier()]
+    module = ast.fix_missing_locations(ast.Module(body=[*imports, maker], type_ignores=[]))
     flags = function.__code__.co_flags & _FUTURES
     whole = compile(module, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
     for code in _codes(whole):

@@ -214,6 +214,16 @@ def in_place(node: ast.AST) -> bool:
     return isinstance(node, ast.AugAssign) or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
 
 
+def computes(statement: ast.stmt, function: types.FunctionType) -> bool:
+    """Whether a statement puts somewhere what functions of PyTorch alone give, none of them in place."""
+    nodes = [*ast.walk(statement)]
+    called = [n.func for n in nodes if isinstance(n, ast.Call)]
+    values = [source.resolve(f, function) for f in called]
+    known = all(isinstance(v, types.FunctionType | types.BuiltinFunctionType) and trusted(v) for v in values)
+    known = known and not any(ast.unparse(f).endswith("_") for f in called)
+    return known and isinstance(statement, ast.Assign) and not any(map(in_place, nodes))
+
+
 def first_named(name: str, body: list[ast.stmt]) -> int:
     """Which statement names a local first; -1 if none does."""
     return next(

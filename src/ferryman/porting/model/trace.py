@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dis
 import enum
 import functools
 import math
@@ -95,8 +96,39 @@ def lasting(value: Any) -> bool:
         return all(map(lasting, value))
     if isinstance(value, functools.partial):
         return lasting(value.func) and all(map(lasting, (*value.args, *value.keywords.values())))
+    if isinstance(value, types.MethodType):
+        return unbound(value) is not None
     functions = type | types.FunctionType | types.BuiltinFunctionType | staticmethod | classmethod | property
     return isinstance(value, _PLAIN | complex | bytes | torch.device | enum.Enum | nn.Module | functions)
+
+
+def unbound(value: Any) -> types.FunctionType | None:
+    """The function of a method that does not read what it is bound to; None for any other value."""
+    function = getattr(value, "__func__", None) if isinstance(value, types.MethodType) else None
+    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+        return None
+    code = function.__code__
+    name = code.co_varnames[0] if code.co_argcount else ""
+    read = any(step.argval == name and "LOAD" in step.opname for step in dis.get_instructions(code))
+    return None if not name or read or name in code.co_cellvars else function
+
+
+def bound(value: Any) -> bool:
+    """Whether a module may hold it for a function: a partial of a function of PyTorch, or of one that lasts with what
+    is given; a method as `unbound` has it."""
+    if isinstance(value, functools.partial):
+        return trusted(value.func) or (isinstance(value.func, types.FunctionType) and lasting(value))
+    return unbound(value) is not None
+
+
+def meant(value: Any) -> Any:
+    """What a function that a module holds computes by, so that two that are equal in it compute the same."""
+    if isinstance(value, types.MethodType):
+        return types.MethodType, unbound(value)
+    if isinstance(value, functools.partial) and lasting(value):
+        given = (*enumerate(value.args), *value.keywords.items())
+        return functools.partial, value.func, *((n, type(v), str(v), v) for n, v in given)
+    return value
 
 
 def _read_again(named: str | None, name: str, value: Any) -> Read:

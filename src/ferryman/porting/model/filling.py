@@ -1,0 +1,93 @@
+"""Tensors that a block makes empty and then writes into: ``out = torch.empty_like(x)``, ``out[..., :n] = a``.
+
+Nothing else has such a tensor before its last write, so that each write gives a new value of its name, as an
+assignment does.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections import Counter
+
+import torch
+
+from ferryman.porting.model import source
+
+_MAKERS = {
+    *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.clone),
+    *(torch.empty, torch.zeros, torch.ones, torch.full),
+}
+_METHODS = {"new_empty", "new_zeros", "new_ones", "new_full", "clone"}
+
+
+def fills(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> dict[int, str]:
+    """The statements of a block that write into such a tensor, and its name."""
+    written = {i: name for i, s in enumerate(body) if (name := _written(s)) is not None}
+    if not written:
+        return {}
+    named = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    inner = [
+        f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda | ast.comprehension) and f is not tree
+    ]
+    closed = {n.id for f in inner for n in ast.walk(f) if isinstance(n, ast.Name)}
+    made = {name: i for i, s in enumerate(body) if (name := _made(s, function)) is not None and named[name] == 1}
+    known: dict[int, str] = {}
+    for name in dict.fromkeys(written.values()):
+        writes = [i for i, n in written.items() if n == name]
+        first = made.get(name, len(body))
+        reads = sum(_loads(s, name) for s in body[: writes[-1] + 1])
+        # each write names it once, and nothing else does until the last one
+        if name not in closed and first < writes[0] and reads == len(writes):
+            known |= dict.fromkeys(writes, name)
+    return known
+
+
+def _made(statement: ast.stmt, function: types.FunctionType) -> str | None:
+    """The name that a statement gives to a tensor that it makes."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+    call = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(target, ast.Name) or not isinstance(call, ast.Call) or any(k.arg == "out" for k in call.keywords):
+        return None
+    value = source.resolve(call.func, function)
+    if value is source.MISSING:
+        own = isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS
+    else:
+        own = isinstance(value, types.BuiltinFunctionType) and value in _MAKERS
+    return target.id if own else None
+
+
+def _written(statement: ast.stmt) -> str | None:
+    """The name of what ``t[i] = v``, ``t[i] *= v`` or ``t[i].copy_(v)`` writes into."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        place: ast.expr = statement.targets[0]
+    elif isinstance(statement, ast.AugAssign):
+        place = statement.target
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        func = statement.value.func
+        place = func.value if isinstance(func, ast.Attribute) and func.attr in _WRITES else statement.value
+    else:
+        return None
+    return place.value.id if isinstance(place, ast.Subscript) and isinstance(place.value, ast.Name) else None
+
+
+_WRITES = {"copy_", "fill_", "neg_", "mul_", "zero_"}
+
+
+def parts_of(statement: ast.stmt) -> tuple[ast.Name, list[ast.expr]]:
+    """(the name that a write is of, what it reads beside it)."""
+    if isinstance(statement, ast.Expr):
+        call = statement.value
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        place, rest = call.func.value, [*call.args, *(k.value for k in call.keywords)]
+    elif isinstance(statement, ast.AugAssign):
+        place, rest = statement.target, [statement.value]
+    else:
+        assert isinstance(statement, ast.Assign)
+        place, rest = statement.targets[0], [statement.value]
+    assert isinstance(place, ast.Subscript) and isinstance(place.value, ast.Name)
+    return place.value, [place.slice, *rest]
+
+
+def _loads(statement: ast.stmt, name: str) -> int:
+    return sum(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(statement))

@@ -1,0 +1,79 @@
+"""Values that flow in a block of statements, and the statements that compute them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(eq=False)
+class Node:
+    """``kind``: "op" over ``children``; "leaf", of which nothing is known; "self", what ``path`` gives of the module,
+    with ``value`` now; "constant". ``label``: the functions that it applies itself."""
+
+    kind: str
+    tree: ast.expr
+    children: tuple[Node, ...] = ()
+    slots: tuple[ast.AST, ...] = ()  # the parts of ``tree`` that the children stand for
+    label: str = ""
+    value: Any = None
+    whole: ast.expr | None = None  # the program's own spelling, where ``tree`` is what a child's class comes to
+    write: ast.stmt | None = None  # a statement that writes into its first child, which is this then
+    made: bool = False  # a tensor that is written into later, or was
+
+    def inside(self, leaves: frozenset[Node]) -> list[Node]:
+        """Itself and what it is computed of, down to leaves, each once and after its children."""
+        order: list[Node] = []
+
+        def walk(node: Node) -> None:
+            if node in leaves or node in seen:
+                return
+            seen.add(node)
+            for child in node.children:
+                walk(child)
+            order.append(node)
+
+        seen: set[Node] = set()
+        walk(self)
+        return order
+
+    def before(self, leaves: Iterable[Node]) -> set[Node]:
+        """What statements before the one that reads it compute of it: itself, too, where they write into it."""
+        return set(self.inside(frozenset(leaves))) - (set() if self.write is not None else {self})
+
+    def counts(self) -> bool:
+        """Whether it is a size of a tensor, a number that is computed of such, or a tuple of these."""
+        if self.kind in ("constant", "self"):
+            return isinstance(getattr(self.tree, "value", None) if self.kind == "constant" else self.value, int)
+        tree, sizes = self.tree, [child.counts() for child in self.children[:1]]
+        if self.kind != "op" or self.write is not None:
+            return False
+        if isinstance(tree, ast.Attribute):
+            return tree.attr in ("shape", "ndim")
+        if isinstance(tree, ast.Call):
+            return self.label in ("size", "dim", "len", "numel")
+        if isinstance(tree, ast.BinOp | ast.UnaryOp):
+            return all(sizes) and all(child.counts() for child in self.children)
+        return isinstance(tree, ast.Subscript) and all(sizes)
+
+
+@dataclass
+class Statement:
+    """A statement of a block that computes: every op in it with the node of its tree that it is, outermost first, and
+    the locals that hold a node where it stands. ``binds``: what its target is then."""
+
+    index: int
+    ops: list[tuple[Node, ast.expr]]
+    names: dict[Node, str]
+    binds: dict[Node, str] = field(default_factory=dict)
+    value: Node | None = None
+
+    def alone(self, node: Node) -> Node:
+        """A node that no equal expression shares, in the place of one that the statement binds."""
+        other = replace(node, made=True)
+        self.ops[:] = [(other if n is node else n, e) for n, e in self.ops]
+        self.binds = {other if n is node else n: name for n, name in self.binds.items()}
+        self.value = other
+        return other
