@@ -20,6 +20,7 @@ from tests.unit import (
     disguises_blind_heads,
     disguises_blind_layers,
     disguises_blind_losses,
+    disguises_blind_mixed,
     disguises_blind_turns,
     lookalikes_blind,
     lookalikes_blind_more,
@@ -34,6 +35,7 @@ RIGHT = {
     "attention": disguises_blind_heads.ATTENTION,
     "experts": disguises_blind_experts.EXPERTS,
     "losses": disguises_blind_losses.LOSSES,
+    "mixed": disguises_blind_mixed.MIXED,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -44,16 +46,17 @@ ALIKE = {
 _SEPARATE = (
     "each expert's weights are tensors of their own, and the op takes one of all: its linears and gates are served"
 )
+_ALONG = "it takes numbers of no row without an error, which the op refuses"
 _ALL = "0 times what is not finite"
 LEFT = {
     "Reglu": "the gradient at 0 is 1, and relu's 0",
     "MatrixTurn": "any four numbers turn a pair, not only a cosine and a sine",
-    "Mha": "its forward compiles to other instructions than its source alone (calls of many arguments)",
     "LseSoft": "beside +inf it gives NaN at other places",
     **dict.fromkeys(("LoopIndexAdd", "LoopPlain", "Sorted", "WithShared"), _SEPARATE),
     **dict.fromkeys(("DenseOneHot", "DenseScatter", "EveryExpert"), _ALL),
     "GatherWeights": "two matrices for gate and up, which no copy joins: a gated product of theirs is served",
-    "TakeAlong": "it takes numbers of no expert without an error, which the op refuses",
+    **dict.fromkeys(("TakeAlong", "Nll", "Took"), _ALONG),
+    "Picked": "there are more ways to cut it than are tried",
     "Delta": "a loop over time in a module",
     "Scan": "a loop over time in a module",
 }
@@ -203,4 +206,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 120 and len(alike) == 70 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 144 and len(alike) == 70 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

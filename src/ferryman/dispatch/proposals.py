@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ferryman.dispatch import registry
@@ -25,6 +25,7 @@ _ANSWERS: dict[str, Any] = {
     "routines": Routine,
     "cuts": Cut,
     "functions": Served,
+    "followed": FunctionType,
     "methods": Served,
     "gates": Gate,
     "traced": Traced,
@@ -54,7 +55,7 @@ def proposals(question: str, *given: Any) -> list[Any]:
 
 def ask() -> None:
     """Ask all that takes no arguments, so that `registry.broken` has the packages that break there."""
-    for question in ("functions", "methods", "helpers", "gates", "parts", "traced", "foldings", "rules"):
+    for question in ("functions", "followed", "methods", "helpers", "gates", "parts", "traced", "foldings", "rules"):
         proposals(question)
 
 

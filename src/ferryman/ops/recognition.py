@@ -1,9 +1,10 @@
 """How an op says what it may stand for in a model: the words of ``ops/<family>/recognise.py``.
 
-Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``routines(signature)``, ``cuts(tensors)``,
-``functions()``, ``methods()`` (of tensors, by name) and ``gates()``; for graphs ``traced()``, ``foldings()`` and
-``rules()``. What they yield are proposals: porting proves them before anything is replaced. Expressions are Python over
-``ops`` and the names given with each.
+Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``routines(signature)``,
+``cuts(tensors)``, ``functions()``, ``followed()`` (functions of PyTorch in Python whose own code calls such),
+``methods()`` (of tensors, by name) and ``gates()``; for graphs ``traced()``, ``foldings()`` and ``rules()``. What they
+yield are proposals: porting proves them before anything is replaced. Expressions are Python over ``ops`` and the names
+given with each.
 
 ``parts()`` names ops whose modules, in a ported block, are judged with it and not alone. ``rules()`` maps the plain
 name of a function of PyTorch to what it computes in the normal form of graphs: (`porting.graph.normal.Normal`, node,

@@ -72,9 +72,54 @@ def scaled_dot_product_attention(
     )
 
 
+_native = torch._native_multi_head_attention
+
+
+def native_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Of one tensor without a mask, and no weights wanted."""
+    if (
+        query is key
+        and key is value
+        and mask is None
+        and not need_weights
+        and not query.is_nested
+        and query.dim() == 3
+        and query.dtype in _DTYPES
+        and query.shape[-1] == embed_dim == qkv_weight.shape[1]
+        and embed_dim // num_head <= MAX_HEAD_DIM
+        and query.numel() > 0
+    ):
+        packed = functional.linear(query, qkv_weight, qkv_bias).unflatten(-1, (3, num_head, -1)).permute(2, 0, 3, 1, 4)
+        out: Tensor = op_attention(*packed.unbind(0))
+        return functional.linear(out.transpose(1, 2).flatten(2), proj_weight, proj_bias), None
+    given = (query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias)
+    result: tuple[Tensor, Tensor | None] = _native(*given, mask, need_weights, average_attn_weights, mask_type)
+    return result
+
+
 def functions() -> Mapping[Any, Served]:
     served = Served("attention", scaled_dot_product_attention, fixed=("attn_mask", 3))
-    return {functional.scaled_dot_product_attention: served}
+    return {functional.scaled_dot_product_attention: served, _native: Served("attention", native_attention)}
+
+
+def followed() -> Iterator[Any]:
+    """PyTorch's attention of many heads, in Python: it ends in calls that are served."""
+    yield functional.multi_head_attention_forward
+    yield functional._in_projection_packed  # type: ignore[attr-defined]
 
 
 # In graphs ---------------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def cuts(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Cut]:
 
 
 def blocks(block: Block) -> Iterator[Layer]:
-    """What pads before it convolves: a weight (channels, 1, width) or (channels, width), and a bias or none."""
+    """What pads before it convolves: a weight (channels, 1, width) or (channels, width), and a bias or none. Channels
+    stand before places, or after them."""
     weights = [n for n, shape in block.tensors.items() if len(shape) == 2 or (len(shape) == 3 and shape[1] == 1)]
     others = [n for n in block.tensors if n not in weights]
     if len(weights) != 1 or len(others) > 1 or block.inputs != 1:
@@ -61,12 +62,15 @@ def blocks(block: Block) -> Iterator[Layer]:
     guard = f"a0.dim() == 3 and a0.shape[2] > 0 and a0.dtype is self.{weight}.dtype and a0.dtype.itemsize < 8"
     guard += f" and a0.shape[1] == self.{weight}.shape[0] and self.{weight}.shape[-1] == {width}"
     sizes = {size: size for size in (*shape, channels)}
-    draw = functools.partial(_draw_channels, channels, width)
-    outcome = None if block.run is None else block.run(sizes, draw(0))
-    if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != draw(0)[0].shape:
-        return
-    expression = f"ops.causal_conv1d(a0, {plain}, {bias})[0]"
-    yield Layer("causal_conv1d", expression, sizes, draw, len(_BATCHES), guard, refused=1, axis=2)
+    for turned in (False, True):
+        draw = functools.partial(_draw_channels, channels, width, turned)
+        outcome = None if block.run is None else block.run(sizes, draw(0))
+        if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != draw(0)[0].shape:
+            continue
+        x = "a0.mT" if turned else "a0"
+        expression = f"ops.causal_conv1d({x}, {plain}, {bias})[0]{'.mT' * turned}"
+        given = guard.replace("a0.shape", f"{x}.shape")
+        yield Layer("causal_conv1d", expression, sizes, draw, len(_BATCHES), given, refused=1, axis=1 if turned else 2)
 
 
 _WIDEST, _MOST_CHANNELS = 16, 1 << 14
@@ -74,10 +78,11 @@ _WIDEST, _MOST_CHANNELS = 16, 1 << 14
 _BATCHES = ((2, 5, 1.0), (1, 2, 2.0), (3, 0, 8.0), (1, 11, 300.0), (2, 1, 1e-3), (1, -2, 2.0))
 
 
-def _draw_channels(channels: int, width: int, seed: int) -> tuple[Tensor, ...]:
+def _draw_channels(channels: int, width: int, turned: bool, seed: int) -> tuple[Tensor, ...]:
     batch, more, size = _BATCHES[seed]
     shape = (batch, channels, max(1, width + more))
-    return (size * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64),)
+    x = size * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (x.mT.contiguous() if turned else x,)
 
 
 def routines(signature: Signature) -> Iterator[Routine]:

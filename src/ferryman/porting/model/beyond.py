@@ -175,6 +175,18 @@ def dimensions(
     return taken
 
 
+def agreeing(beyond: Beyond, dims: Sequence[int]) -> list[int]:
+    """Those numbers of dimensions in which the two sides agree: code that counts dimensions from the first one computes
+    another thing of more. All of them where none does."""
+    kept = []
+    for count in dims:
+        with contextlib.suppress(Disagreement), plain_kernels():
+            x = beyond.normal(*(2, 3, 2, 2)[: count - 1], beyond.width)
+            _compare(beyond, beyond.given(x), f"{count} dimensions")
+            kept.append(count)
+    return kept or [*dims]
+
+
 def _compare(beyond: Beyond, given: tuple[Any, ...], what: str) -> None:
     beyond.apart(f"of {what}: result", beyond.actual(*given), beyond.wanted(*given), LIMIT)
 

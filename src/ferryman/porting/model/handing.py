@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import types
 from typing import Any
 
 from torch import nn
 
+from ferryman.dispatch.proposals import proposals
 from ferryman.porting.model import source
 
 
@@ -46,3 +48,14 @@ def passes_on(wrapper: Any) -> bool:
         return False
     wanted = f"{ast.unparse(call.func)}(*{given.vararg.arg}, **{given.kwarg.arg})"
     return ast.unparse(call) == wanted and source.resolve(call.func, wrapper) is wrapper.__wrapped__
+
+
+def readable(function: types.FunctionType) -> bool:
+    """Whether calls in a function's own code may be served: any but PyTorch's, of which ops name those that may."""
+    theirs = (function.__module__ or "").split(".")[0] == "torch"
+    return not theirs or function in _followed()
+
+
+@functools.cache
+def _followed() -> frozenset[Any]:
+    return frozenset(proposals("followed"))

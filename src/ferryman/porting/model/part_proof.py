@@ -30,7 +30,7 @@ _OF_LOSSES = {
     *(*_LOSSES, "", "gather", "squeeze", "unsqueeze", "view", "reshape", "flatten", "size", "mean", "sum", "neg"),
     *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim"),
 }
-_TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat", "fill"}
+_TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat", "concatenate", "hstack", "fill"}
 OF_SEVERAL = frozenset(_LOSSES | _TURNS)  # what a part of several values has one of
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ferryman.porting.model import adding, cuts, gating, handing, learning, source, spelling
+from ferryman.porting.model import above, adding, cuts, gating, handing, learning, source, spelling
 from ferryman.porting.model.cutting import place_of
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.source import MISSING
@@ -112,7 +112,7 @@ class Serve(ast.NodeTransformer):
         handed = handing.handed_on(value)
         value_of = source.unscripted(value) if isinstance(value, torch.jit.ScriptFunction) else value
         function = value_of if handed is None else handed
-        if isinstance(function, types.FunctionType) and (function.__module__ or "").split(".")[0] != "torch":
+        if isinstance(function, types.FunctionType) and handing.readable(function):
             under = self.conditions if id(node) in self.called else None
             before = len(self.owner.uses)
             helper, op, graded = self.owner.helper(function, self.own, self.depth, under)
@@ -179,7 +179,7 @@ class Serve(ast.NodeTransformer):
             node.args = [self.visit(a) for a in node.args]
             return node
         self.called[id(node.func)] = node
-        method = self._method(node)
+        method = None if above.put(self, node) else self._method(node)
         if method is not None:
             self._use(method.op, node.func)
             node.args.insert(0, node.func.value)  # type: ignore[attr-defined]

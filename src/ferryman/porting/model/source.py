@@ -145,9 +145,11 @@ def _code_of(
     owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
     if private and owner.isidentifier():
         body = [ast.ClassDef(name=owner, bases=[], keywords=[], body=body, decorator_list=[])]
+    # a function that names itself reads its file's name, as it does there
+    named: list[ast.stmt] = [ast.Global([tree.name])] if tree.name.isidentifier() and tree.name not in free else []
     maker = ast.FunctionDef(
         name="_maker",
-        body=body,
+        body=[*named, *body],
         decorator_list=[],
         returns=None,
         type_comment=None,

@@ -151,4 +151,6 @@ def left_out(
         return beyond.Beyond(*given, shorter)
 
     short = shortened(state, candidate.width, beyond.SHORT)
-    return beyond.shown(both(state, both(short, None)), state["ferryman_dims"])
+    whole = both(state, both(short, None))
+    state["ferryman_dims"] = beyond.agreeing(whole, state["ferryman_dims"])
+    return beyond.shown(whole, state["ferryman_dims"])
