@@ -38,6 +38,7 @@ _BLOCK = "class M(nn.Module):\n    def __init__(self): super().__init__(); self.
 # kind -> [(code, op that a pass calls, the input)]; the input is "x" (2, 5, 64), "ids" or "bcs" (2, 64, 9)
 RIGHT: dict[str, list[tuple[str, str, str]]] = {
     "the weight in a ParameterList or ParameterDict": [
+        ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.g = ones(64, 1)\n    def forward(self, x): return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6) * self.g\n", "rms_norm", "bcs"),
         ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.p = nn.ParameterList([ones()])\n    def forward(self, x): return self.p[0] * root(x.float(), 1e-6).to(x.dtype)\n", "rms_norm", "x"),
         ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.p = nn.ParameterDict({'scale': ones()})\n    def forward(self, x): return self.p['scale'] * root(x.float(), 1e-6).to(x.dtype)\n", "rms_norm", "x"),
         ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.p = nn.ParameterDict({'w': ones(), 'b': nn.Parameter(torch.linspace(-1, 1, 64))})\n    def forward(self, x): h = x.float(); d = h - h.mean(-1, keepdim=True); return (d * torch.rsqrt(d.pow(2).mean(-1, keepdim=True) + 1e-5) * self.p.w + self.p.b).to(x.dtype)\n", "layer_norm", "x"),
@@ -124,7 +125,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a weight (1, D) that is a bias": ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.g = ones(1, 64)\n    def forward(self, x): return self.g + root(x, 1e-6)\n", "rms_norm", "x"),
     "a weight (1, 1, D) for the mean too": (_W + "return (root(x, 1e-6) - root(x, 1e-6).mean(-1, keepdim=True)) * self.g\n", "rms_norm", "x"),
     "a weight (1, 1, D) turned": (_W + "return root(x, 1e-6) * self.g.flip(-1)\n", "rms_norm", "x"),
-    "a weight (D, 1) of channels": ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.g = ones(64, 1)\n    def forward(self, x): return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6) * self.g\n", "rms_norm", "bcs"),
     "a factor of a config": (_C + "    def forward(self, x): return self.g * root(x, self.config.eps) * self.config.gain\n", "rms_norm", "x"),
     "an eps of a property that counts": ("class Odd:\n    n = 0\n    @property\n    def eps(self): self.n += 1; return 1e-5 * self.n\nclass M(nn.Module):\n    def __init__(self): super().__init__(); self.g, self.config = ones(), Odd()\n    def forward(self, x): return self.g * root(x, self.config.eps)\n", "rms_norm", "x"),
     "an eps that a config makes when asked": ("class Odd:\n    def __init__(self): self.n = 1\n    def __getattr__(self, name):\n        if name != 'eps': raise AttributeError(name)\n        self.n = self.n + 1; return 1e-5 * self.n\nclass M(nn.Module):\n    def __init__(self): super().__init__(); self.g, self.config = ones(), Odd()\n    def forward(self, x): return self.g * root(x, self.config.eps)\n", "rms_norm", "x"),

@@ -6,7 +6,8 @@ import ast
 import types
 from typing import TYPE_CHECKING, Any
 
-from ferryman.porting.model import source, spelling
+from ferryman.porting.model import handing, source, spelling
+from ferryman.porting.model.trace import trusted
 
 if TYPE_CHECKING:
     from ferryman.porting.model.serve import Serve
@@ -20,6 +21,8 @@ def put(serve: Serve, node: ast.Call) -> bool:
     tree = None if above is None else source.parsed(above[2])
     if above is None or tree is None:
         return False
+    if trusted(above[0]) and not any(handing.follows(source.resolve(n, above[2])) for n in ast.walk(tree)):
+        return False  # a module of PyTorch's is an op as a whole, or none
     uses, read = len(owner.uses), {*owner.interfaces}
     inner = type(serve)(owner, above[2], tree, True, serve.depth + 1, serve.conditions)
     changed = inner.visit(spelling.operators(tree, above[2]))

@@ -56,6 +56,11 @@ def readable(function: types.FunctionType) -> bool:
     return not theirs or function in _followed()
 
 
+def follows(value: Any) -> bool:
+    """Whether it is one of PyTorch's functions whose own code may be served."""
+    return isinstance(value, types.FunctionType) and value in _followed()
+
+
 @functools.cache
 def _followed() -> frozenset[Any]:
     return frozenset(proposals("followed"))
