@@ -151,3 +151,28 @@ def test_parts_in_the_same_words_have_each_its_own() -> None:
         one.right.register_forward_hook(lambda module, given, result: result * 2)
     for actual, expected in zip(model(x), before(x), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.RMSNorm(16, eps=1e-6), nn.RMSNorm(16, eps=1e-6)
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.inner(self.first(x))
+        return x + self.inner(self.second(x))
+
+
+def test_a_sum_with_a_norm_compiles_where_implementations_are_asked_for() -> None:
+    torch.manual_seed(0)
+    model, x = _Residual(), torch.randn(2, 5, 16)
+    wanted = model(x).detach()
+    ferryman.port(model)
+    torch._dynamo.reset()
+    with ferryman.use("torch"), ferryman.trace() as trace:
+        model(x)
+        got = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+        got.sum().backward()
+    assert ("add_rms_norm", "torch") in trace.calls
+    assert (got - wanted).abs().max() <= 1e-5 and model.inner.weight.grad is not None

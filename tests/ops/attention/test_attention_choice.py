@@ -42,7 +42,7 @@ OP = registry.primitive("attention")
         ("B23 H112/16 Q1 K534 D128 causal", "torch.cudnn_decode", "menu"),
         ("B14 H16/2 Q1 K2829 D112 causal", "triton.decode", "profile"),
         ("B5 H7/1 Q301 K301 D256 padding", "torch.cudnn", "profile"),
-        ("B5 H16/2 Q997 K2080 D128 bias", "triton.hopper", "profile"),
+        ("B5 H16/2 Q997 K2080 D128 bias", "torch.cudnn", "profile"),
         ("B8 H32/8 Q17 K4096 D128 padding", "triton.masked", "menu"),
         # what a mask of PyTorch's would have to say
         ("B1 H8/4 Q153 K153 D64 causal chunk8192", "triton.tiled", "menu"),

@@ -101,7 +101,7 @@ def test_bad_arguments_are_refused() -> None:
             call()
 
 
-@pytest.mark.parametrize(("tokens", "line"), [(512, "triton.ranks"), (513, "triton")])
+@pytest.mark.parametrize(("tokens", "line"), [(128, "triton.ranks"), (129, "triton.sorted")])
 def test_few_slots_are_counted_and_many_are_sorted(tokens: int, line: str) -> None:
     x = torch.empty(tokens, 64, dtype=torch.bfloat16, device="meta")
     ids = torch.empty(tokens, 8, dtype=torch.int64, device="meta")

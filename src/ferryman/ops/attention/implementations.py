@@ -26,7 +26,6 @@ from ferryman.ops.attention.conditions import (
     _ONE_WIDTH,
     _OWN,
     _PLAIN,
-    _ROWS_OF_BIAS,
     _TILES,
     _TRACED,
 )
@@ -123,7 +122,8 @@ IMPLEMENTATIONS = menu(
         op="attention",
         name="triton.hopper",
         where="hopper_kernels",
-        when=(*_ON_HOPPER, _ROWS_OF_BIAS, positive("scale")),
+        # no float mask: beside other processes on one GPU single rows were wrong, and why is not known
+        when=(*_ON_HOPPER, absent("mask"), positive("scale")),
         roundings=("p",),
         replayable=True,
         partial=True,

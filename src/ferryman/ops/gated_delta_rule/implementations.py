@@ -15,6 +15,7 @@ _FEW = at_most("q.shape[1]", 16)
 _NARROW = at_most("q.shape[3]", 128)
 # two chunks: below, passes that go chunk by chunk share nothing
 _MANY = at_least("q.shape[1]", 128)
+_LONG = at_least("q.shape[1]", 8192)
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.gated_delta_rule",
@@ -50,12 +51,13 @@ IMPLEMENTATIONS = menu(
     Implementation(
         op=_BACKWARD, name="triton.chunked", where="backward_kernels", batch_invariant=True, replayable=True
     ),
-    # behind the others until a GPU has timed it
+    # timed on a long sequence alone
     Implementation(
         op=_BACKWARD,
         name="triton.spans",
         where="spans_kernels",
         when=(either(feature("wgmma"), vendor("cpu")), dtypes("q", torch.bfloat16), _NARROW, _MANY),
+        leads=(_LONG,),
         batch_invariant=True,
         replayable=True,
         partial=True,

@@ -16,10 +16,6 @@ IMPLEMENTATIONS = menu(
     Implementation(
         op=_BACKWARD, name="torch", roundings=("logits", "slope"), accumulation="split-k", deterministic="asked"
     ),
-    Implementation(op="linear_cross_entropy", name="triton.tiled", roundings=("logits",), when=_WHEN),
-    Implementation(
-        op=_BACKWARD, name="triton.tiled", roundings=("logits", "slope"), accumulation="split-k", when=_WHEN
-    ),
     Implementation(op="linear_cross_entropy", name="triton.blas", where="blas_kernels", roundings=("logits",)),
     Implementation(
         op=_BACKWARD,
@@ -28,5 +24,9 @@ IMPLEMENTATIONS = menu(
         roundings=("logits", "slope"),
         accumulation="split-k",
         deterministic="asked",
+    ),
+    Implementation(op="linear_cross_entropy", name="triton.tiled", roundings=("logits",), when=_WHEN),
+    Implementation(
+        op=_BACKWARD, name="triton.tiled", roundings=("logits", "slope"), accumulation="split-k", when=_WHEN
     ),
 )

@@ -7,10 +7,10 @@ from ferryman.ops.menu import Implementation, menu
 
 # ids that each program reads whole
 _FEW = Clause(
-    "at most 4096 slots",
+    "at most 1024 slots",
     ("topk_ids.shape",),
     lambda view: int(view.args["topk_ids"].numel()),
-    lambda count: count <= 4096,
+    lambda count: count <= 1024,
 )
 
 IMPLEMENTATIONS = menu(
@@ -18,6 +18,7 @@ IMPLEMENTATIONS = menu(
     # a row for each slot is gathered before it is summed
     Implementation(op="moe_permute", name="torch"),
     Implementation(op="moe_permute_backward moe_combine moe_combine_backward", name="torch", composed=True),
-    Implementation(op="moe_permute", name="triton.ranks", where="rank_kernels", when=(_FEW,), partial=True),
-    Implementation(op="moe_permute moe_permute_backward moe_combine moe_combine_backward", name="triton"),
+    Implementation(op="moe_permute", name="triton.ranks", where="few_kernels", when=(_FEW,), partial=True),
+    Implementation(op="moe_permute", name="triton.sorted"),
+    Implementation(op="moe_permute_backward moe_combine moe_combine_backward", name="triton"),
 )

@@ -71,7 +71,7 @@ def is_one_call(run: Callable[..., Any], *given: Tensor) -> bool:
 def little(x: Tensor, table: Tensor | None, *tensors: Tensor | None) -> bool:
     """Whether a gradient is wanted of so little that a call or two of PyTorch's take the host less time than a Function
     of ours, by more than a kernel saves (the profile's thresholds.autograd.bytes). table: of which x names rows."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # compiled, no call costs the host anything
         return False
     given = [t for t in (x, table, *tensors) if t is not None]
     limit = select.profile_for(x.device).thresholds.get(select.AUTOGRAD_BYTES)

@@ -117,9 +117,10 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     """Layers of models, one token and some, and widths off every tile."""
     kind = getattr(torch, dtype)
 
-    def call(tokens: int, experts: int, slots: int, width: int, ids: torch.dtype) -> None:
+    def call(shape: tuple[int, int, int, int], ids: torch.dtype) -> None:
+        tokens, experts, slots, width = shape
         x = torch.empty(tokens, width, dtype=kind, device="meta")
         moe_permute(x, torch.empty(tokens, slots, dtype=ids, device="meta"), experts, target)
 
     shapes = [(1, 8, 2, 4096), (512, 128, 8, 2048), (32, 256, 8, 7168), (17, 5, 3, 67)]
-    return recorded(lambda s=s, i=i: call(*s, i) for s in shapes for i in (torch.int32, torch.int64))  # type: ignore[misc]
+    return recorded(lambda s=s, i=i: call(s, i) for s in shapes for i in (torch.int32, torch.int64))  # type: ignore[misc]
