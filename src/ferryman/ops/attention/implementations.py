@@ -122,7 +122,8 @@ IMPLEMENTATIONS = menu(
         op="attention",
         name="triton.hopper",
         where="hopper_kernels",
-        # no float mask: beside other processes on one GPU single rows were wrong, and why is not known
+        # No float mask: beside other processes on one GPU single rows were wrong. Its tile in shared memory is read
+        # without a fence of the async proxy before the next one is copied over it, which is probably why
         when=(*_ON_HOPPER, absent("mask"), positive("scale")),
         roundings=("p",),
         replayable=True,
