@@ -123,7 +123,7 @@ class Search(Proving):
                     more = [cut for cut in merged[_MOST_CUTS:] if not _more_than_one_of(whole, cut)]
                     merged = merged[:_MOST_CUTS] + more[:_MORE_CUTS]
                 # a number of the module's own settings is no value that flows
-                flows = not node.counts() and not (node.made and node in past)
+                flows = not node.counts() and not (node.written and node in past)
                 flows = flows and (
                     frozenset() not in merged or any(isinstance(n.value, Tensor) for n in node.inside(frozenset()))
                 )
@@ -257,8 +257,8 @@ class Search(Proving):
         fresh[statement.index] = changed
         outer, closures = self.reads()
         for index in range(statement.index - 1, -1, -1):
-            held = inside & bound.get(index, {}).keys()
-            if not held or all(node.counts() for node in held):  # sizes may be read by others, too
+            inner = inside & bound.get(index, {}).keys()
+            if not inner or all(node.counts() for node in inner):  # sizes may be read by others, too
                 continue
             for name in bound[index].values():
                 outside = name in outer

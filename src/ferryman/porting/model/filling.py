@@ -31,11 +31,11 @@ def fills(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> 
         f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda | ast.comprehension) and f is not tree
     ]
     closed = {n.id for f in inner for n in ast.walk(f) if isinstance(n, ast.Name)}
-    made = {name: i for i, s in enumerate(body) if (name := _made(s, function)) is not None and named[name] == 1}
+    fresh = {name: i for i, s in enumerate(body) if (name := _made(s, function)) is not None and named[name] == 1}
     known: dict[int, str] = {}
     for name in dict.fromkeys(written.values()):
         writes = [i for i, n in written.items() if n == name]
-        first = made.get(name, len(body))
+        first = fresh.get(name, len(body))
         reads = sum(_loads(s, name) for s in body[: writes[-1] + 1])
         # each write names it once, and nothing else does until the last one
         if name not in closed and first < writes[0] and reads == len(writes):

@@ -21,7 +21,7 @@ class Node:
     value: Any = None
     whole: ast.expr | None = None  # the program's own spelling, where ``tree`` is what a child's class comes to
     write: ast.stmt | None = None  # a statement that writes into its first child, which is this then
-    made: bool = False  # a tensor that is written into later, or was
+    written: bool = False  # a tensor that is written into later, or was
 
     def inside(self, leaves: frozenset[Node]) -> list[Node]:
         """Itself and what it is computed of, down to leaves, each once and after its children."""
@@ -72,7 +72,7 @@ class Statement:
 
     def alone(self, node: Node) -> Node:
         """A node that no equal expression shares, in the place of one that the statement binds."""
-        other = replace(node, made=True)
+        other = replace(node, written=True)
         self.ops[:] = [(other if n is node else n, e) for n, e in self.ops]
         self.binds = {other if n is node else n: name for n, name in self.binds.items()}
         self.value = other

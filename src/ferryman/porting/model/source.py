@@ -94,8 +94,8 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
         if argument is not None:
             argument.annotation = None
     ast.increment_lineno(definition, first - 1 - indented)
-    made = functools.partial(_made, function)
-    return definition if made(definition) else lambdas.of_file(function.__code__, made)
+    comes_from = functools.partial(_made, function)
+    return definition if comes_from(definition) else lambdas.of_file(function.__code__, comes_from)
 
 
 def _made(function: types.FunctionType, tree: ast.FunctionDef) -> bool:
