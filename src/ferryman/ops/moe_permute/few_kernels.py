@@ -63,8 +63,8 @@ def rows_by_rank(
             counted += tl.sum(before.to(tl.int32), 1)
         live = slot < count
         known = live & (own < experts)
-        tl.store(source_ptr + counted, tl.where(known, slot, -1), mask=live)
         begins = (program % across) * each
+        tl.store(source_ptr + counted, tl.where(known, slot, -1), mask=live & (begins == 0))  # by one program
         x_rows = x_ptr + (tl.where(known, slot, 0) // slots).to(tl.int64)[:, None] * x_row
         out_rows = out_ptr + counted.to(tl.int64)[:, None] * width
         for begin in range(begins, tl.minimum(begins + each, width), PIECE):
