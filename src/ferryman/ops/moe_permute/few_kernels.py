@@ -1,6 +1,6 @@
 """`moe_permute` of few slots, in one Triton kernel: a slot's rank is how many slots come before it, counted.
 
-Counting reads all ids once for each few slots, which for some thousand is less than the launches of a sort.
+Counting reads all ids once for each few slots, and spares the launches of a sort.
 """
 
 from __future__ import annotations
