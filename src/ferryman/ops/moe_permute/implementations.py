@@ -18,7 +18,8 @@ IMPLEMENTATIONS = menu(
     # a row for each slot is gathered before it is summed
     Implementation(op="moe_permute", name="torch"),
     Implementation(op="moe_permute_backward moe_combine moe_combine_backward", name="torch", composed=True),
-    Implementation(op="moe_permute", name="triton.ranks", where="few_kernels", when=(_FEW,), partial=True),
     Implementation(op="moe_permute", name="triton.sorted"),
     Implementation(op="moe_permute_backward moe_combine moe_combine_backward", name="triton"),
+    # behind the other until a GPU has timed it
+    Implementation(op="moe_permute", name="triton.ranks", where="few_kernels", when=(_FEW,), partial=True),
 )
