@@ -262,11 +262,32 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return result
 
 
+def _settings_of_torch() -> dict[str, object]:
+    """What a test must leave as it was: the next tests of its process would compute otherwise."""
+    import torch
+
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "threads": torch.get_num_threads(),
+    }
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    before = os.times()
+    import torch
+
+    before, settings = os.times(), _settings_of_torch()
     result = yield
     spent = sum(os.times()[:4]) - sum(before[:4])
+    changed = _settings_of_torch()
+    if changed != settings:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        pytest.fail(f"it leaves settings of torch changed: {changed}; required: {settings}, as it began with")
     if spent > LIMIT and not {"slow", "gpu"} & set(item.keywords):
         pytest.fail(f"it took {spent:.0f} s of CPU; a quick test has {QUICK:.0f}: list it (python ci/slow_tests.py)")
     return result

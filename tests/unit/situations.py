@@ -58,15 +58,19 @@ class Stage:
 def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
-    yield
-    setattr(owner, name, before)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 @contextlib.contextmanager
 def _called(function: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
     function(value)
-    yield
-    function(before)
+    try:
+        yield
+    finally:
+        function(before)
 
 
 def rows(*shape: int) -> Tensor:
