@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry, select
-from ferryman.ops.attention import flex_variants, torch_kernels, window_kernels
+from ferryman.ops.attention import arguments, flex_variants, torch_kernels, window_kernels
 from ferryman.porting.bench import grid
 
 OP = registry.primitive("attention")
@@ -45,7 +46,12 @@ OP = registry.primitive("attention")
         ("B5 H16/2 Q997 K2080 D128 bias", "torch.cudnn", "profile"),
         ("B8 H32/8 Q17 K4096 D128 padding", "triton.masked", "menu"),
         # what a mask of PyTorch's would have to say
-        ("B1 H8/4 Q153 K153 D64 causal chunk8192", "triton.tiled", "menu"),
+        ("B1 H8/4 Q153 K153 D64 causal chunk128", "triton.tiled", "menu"),
+        # a window and chunks of all keys are none
+        ("B24 H28/4 Q1033 K1033 D128 causal chunk8192", "triton.hopper", "profile"),
+        ("B4 H32/8 Q2048 K2048 D128 causal window2048", "triton.hopper", "profile"),
+        ("B4 H32/8 Q2048 K2048 D128 causal window2047", "torch.flash", "profile"),
+        ("B2 H32/8 Q4096 K4096 D96 causal chunk8192", "torch.cudnn", "profile"),
         ("B3 H1/1 Q267 K267 D160 causal range", "triton.tiled", "menu"),
         ("B8 H2/2 Q10138 K10138 D128 causal range", "triton.tiled", "menu"),
         ("B3 H7/1 Q113 K113 D256 causal sinks", "triton.tiled", "menu"),
@@ -117,6 +123,28 @@ def test_a_device_without_thresholds_keeps_its_order() -> None:
         args = grid.on_meta(OP, registry.evidence(OP).named(name), torch.bfloat16)
         decision = select.select(OP, args, profile("a100"), select.State({}, False), absent=True)
         assert decision.source == "profile"
+
+
+@pytest.mark.parametrize("queries", [1, 3, 6, 9])
+@pytest.mark.parametrize("ranged", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_and_chunks_of_all_keys_are_none(causal: bool, ranged: bool, queries: int) -> None:
+    q, k = torch.zeros(36, 1, queries, 8), torch.zeros(36, 1, 6, 8)
+    ranges = torch.cartesian_prod(torch.arange(6), torch.arange(1, 7)).int() if ranged else None
+    left = set()
+    for window, chunk in itertools.product((None, *range(1, 11)), repeat=2):
+        fewer = arguments.hiding(q, k, causal, window, ranges, chunk)
+        left.add(tuple(span is None for span in fewer))
+        asked, least = (
+            torch_kernels._out_of_range(queries, 6, causal, w, ranges, c, q.device).expand(36, 1, queries, 6)
+            for w, c in ((window, chunk), fewer)
+        )
+        assert torch.equal(asked, least), (window, chunk, fewer)
+        if not ranged and chunk is None and fewer[0] is not None and queries <= 6:
+            whole = torch_kernels._out_of_range(queries, 6, causal, None, None, None, q.device)
+            windowed = torch_kernels._out_of_range(queries, 6, causal, window, None, None, q.device)
+            assert not torch.equal(whole.expand_as(windowed), windowed), f"a window of {window} hides nothing"
+    assert (False, False) in left and (True, False) in left
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -14,6 +14,20 @@ MAX_HEAD_DIM = 256
 NO_DROPOUT = 0.0  # one object, by which dispatch knows a call that leaves it out
 
 
+def hiding(
+    q: Tensor, k: Tensor, causal: bool, window: int | None, key_range: Tensor | None, chunk: int | None
+) -> tuple[int | None, int | None]:
+    """(window, chunk), each None where it hides no key that is seen without it: one of all keys, as models of long
+    contexts give it with a short prompt."""
+    queries, keys = q.shape[2], k.shape[2]
+    if window is not None and window >= (keys if causal else max(queries, keys)):
+        window = None
+    # without a diagonal a query before the first key is in a chunk of no keys, and sees nothing
+    if chunk is not None and chunk >= keys and (causal or (key_range is None and queries <= keys)):
+        chunk = None
+    return window, chunk
+
+
 def check(
     op: str,
     q: Tensor,

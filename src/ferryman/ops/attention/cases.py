@@ -63,6 +63,10 @@ def cases() -> Sequence[Case]:
     add("window_decode", (2, 4, 1, 64), kv_heads=2, sk=200, causal=True, window=40, scale=1.0, fill="large_logits")
     add("decode_large", (2, 2, 1, 64), kv_heads=1, sk=150, scale=1.0, fill="large_logits")
     add("window_one", (1, 1, 20, 64), causal=True, window=1)
+    # they hide no key
+    add("window_of_all", (1, 4, 130, 64), kv_heads=2, causal=True, window=130)
+    add("window_of_all_decode", (2, 4, 1, 64), kv_heads=2, sk=50, causal=True, window=64)
+    add("window_of_all_both_sides", (1, 2, 40, 64), sk=33, window=40)
     add("softcap", (1, 2, 33, 64), causal=True, softcap=20.0)
     add("scale", (1, 2, 20, 64), scale=0.3)
     add("bool_mask", (2, 2, 21, 64), mask=TensorSpec((2, 1, 21, 21), dtype="bool", fill="mask"))
@@ -105,6 +109,9 @@ def cases() -> Sequence[Case]:
     add("chunk", (1, 2, 45, 64), causal=True, chunk=16)
     add("chunk_one", (1, 2, 11, 64), sk=14, causal=True, chunk=1)
     add("chunk_append", (2, 2, 7, 64), sk=50, chunk=13)
+    add("chunk_of_all", (1, 4, 131, 64), kv_heads=2, causal=True, chunk=8192)
+    add("chunk_of_all_append", (2, 2, 7, 64), sk=50, causal=True, chunk=50)
+    add("chunk_longer_queries", (1, 2, 40, 64), sk=11, chunk=64)  # queries before the first key are in no chunk
     add("chunk_range", (3, 4, 33, 64), kv_heads=2, sk=60, causal=True, chunk=20, key_range=key_ranges(3))
     add("chunk_decode", (2, 2, 1, 64), kv_heads=1, sk=300, causal=True, chunk=128, key_range=key_ranges(2))
     add("dropout", (3, 2, 33, 64), dropout_p=0.1, dropout_seed=seeds(3))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ferryman.ops.attention import flex_variants
+from ferryman.ops.attention.arguments import hiding
 from ferryman.ops.clauses import (
     Clause,
     View,
@@ -29,7 +30,25 @@ _HALF = dtypes("q", torch.float16, torch.bfloat16)
 _DOT = (when_interpreted(dtypes("q", torch.float32, torch.float16)),)
 _FEW = 16  # rows of the least tile that a matrix unit takes
 _UNIT = (unit_stride("q"), unit_stride("k"), unit_stride("v"))
-_PLAIN = (absent("window"), one_of("softcap", 0.0), absent("mask"))
+
+
+def _hiding(view: View) -> tuple[int | None, int | None]:
+    return hiding(*(view.args[name] for name in ("q", "k", "causal", "window", "key_range", "chunk")))
+
+
+_NO_WINDOW = Clause(
+    "no window, or one of all keys",
+    ("window", "causal", "q.shape[2]", "k.shape[2]"),
+    lambda view: _hiding(view)[0],
+    lambda window: window is None,
+)
+_NO_CHUNK = Clause(
+    "no chunks, or one of all keys",
+    ("chunk", "causal", "key_range", "q.shape[2]", "k.shape[2]"),
+    lambda view: _hiding(view)[1],
+    lambda chunk: chunk is None,
+)
+_PLAIN = (_NO_WINDOW, one_of("softcap", 0.0), absent("mask"))
 # of PyTorch's kernels and Hopper's: the former draw other numbers, which no seed of the op's gives
 _NO_DROPOUT = one_of("dropout_p", 0.0)
 
@@ -45,11 +64,11 @@ _SQUARE = Clause(
     lambda m: not m[2] or m[0] in (1, m[1]),
 )
 _SQUARE_OR_HIDDEN = Clause(
-    "as many queries as keys where causal, or one query, or a mask, key range or chunk, which holds the diagonal",
+    "as many queries as keys where causal, or one query, or a mask, key range or chunks, which hold the diagonal",
     ("q.shape[2]", "k.shape[2]", "causal", "mask", "key_range", "chunk"),
     lambda view: (
         *_SQUARE.measure(view),
-        any(view.args[name] is not None for name in ("mask", "key_range", "chunk")),
+        any(view.args[name] is not None for name in ("mask", "key_range")) or not _NO_CHUNK.holds(view),
     ),
     lambda m: m[3] or _SQUARE.test(m[:3]),
 )
@@ -112,7 +131,7 @@ _NO_WIDER = Clause(
     lambda view: (int(view.args["k"].shape[3]), int(view.args["v"].shape[3])),
     lambda m: m[1] <= m[0],
 )
-_ALL_KEYS = (absent("key_range"), absent("chunk"))
+_ALL_KEYS = (absent("key_range"), _NO_CHUNK)
 _NO_BIAS_GRADIENT = Clause(
     "no gradient of a float mask",
     ("need_mask", "mask.dtype"),
@@ -153,7 +172,7 @@ _ON_HOPPER = (
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, _NO_DROPOUT, *_UNIT)
 # FlashAttention takes one width: narrower values, as in MLA, go beside columns of zeros
 _ALIKE = (*_FUSED, _NO_WIDER)
-_CUDNN_ANY = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), _SQUARE_OR_HIDDEN)
+_CUDNN_ANY = (vendor("nvidia"), feature("wgmma"), *_ALIKE, _NO_WINDOW, _SQUARE_OR_HIDDEN)
 _CUDNN = (*_CUDNN_ANY, at_least("q.shape[2]", 2))
 # one query in a window sees the last keys, which are handed over alone
 _CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_ALIKE, at_least("window", 16), one_of("q.shape[2]", 1))

@@ -7,6 +7,8 @@ import torch
 from ferryman.ops.attention.conditions import (
     _ALL_KEYS,
     _MASKED,
+    _NO_CHUNK,
+    _NO_WINDOW,
     _ONE_TILE,
     _TILES,
     _rows_of,
@@ -67,11 +69,11 @@ def _seen_elements(view: View) -> int:
 _FEW_TILES = (
     _TILES,
     at_least("q.shape[2]", 2),
-    absent("window"),
+    _NO_WINDOW,
     threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
     threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
 )
-_WINDOWED = Clause("a window", ("window",), lambda view: view.args["window"], lambda window: window is not None)
+_WINDOWED = unless(_NO_WINDOW)
 # Triton reads rows of odd head sizes in words. A short cache of wide heads cuDNN divides among fewer units.
 _READ_BY_CUDNN = (
     absent("mask"),
@@ -80,7 +82,7 @@ _READ_BY_CUDNN = (
     either(
         not_multiple_of("q.shape[-1]", 16),
         both(
-            unless(_WINDOWED),
+            _NO_WINDOW,
             one_of("q.shape[-1]", 112, 128),
             threshold("attention.cudnn_decode.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2], most=True),
         ),
@@ -88,11 +90,8 @@ _READ_BY_CUDNN = (
     threshold("attention.cudnn_decode.elements", "elements of k in the window", ("k.shape", "window"), _seen_elements),
 )
 # PyTorch's fused kernels are given a key range and chunks as a mask, which is made first and hides no tile from them.
-_RANGED = Clause(
-    "a key range or chunks",
-    ("key_range", "chunk"),
-    lambda view: any(view.args[name] is not None for name in ("key_range", "chunk")),
-    bool,
+_RANGED = either(
+    Clause("a key range", ("key_range",), lambda view: view.args["key_range"] is not None, bool), unless(_NO_CHUNK)
 )
 _SINKS = Clause("sinks", ("sinks",), lambda view: view.args["sinks"] is not None, bool)
 _CAPPED = Clause("a soft cap", ("softcap",), lambda view: view.args["softcap"], lambda cap: cap > 0)

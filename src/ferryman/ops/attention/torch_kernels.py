@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
+from ferryman.ops.attention.arguments import hiding
 from ferryman.ops.attention.dropout_kernels import kept_factor
 from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks, sinks_share, with_sinks
 from ferryman.ops.attention.window_kernels import last_keys
@@ -88,7 +89,9 @@ def _as_mask(
     key_range: Tensor | None,
     chunk: int | None,
 ) -> tuple[bool, int | None, Tensor | None]:
-    """(causal, window, mask), where a key range or chunks are a mask that says all of it: made on the device."""
+    """(causal, window, mask), where a key range or chunks are a mask that says all of it: made on the device. A window
+    of all keys is none."""
+    window, chunk = hiding(q, k, causal, window, key_range, chunk)
     if key_range is None and chunk is None:
         return causal, window, mask
     hidden = _out_of_range(q.shape[2], k.shape[2], causal, window, key_range, chunk, q.device)
