@@ -111,7 +111,8 @@ def _softmax_block(
     to_base_2 = score_scale
     if HAS_BIAS:
         scores = scores * score_scale + bias_tile.load(scores.type.layout).to(gl.float32)
-        gl.thread_barrier()  # all of the warpgroup have read it
+        fence_async_shared()  # else ptxas lets a warp pass the barrier before its reads return, and the next copy is no
+        gl.thread_barrier()  # access that they are in order with; now all of the warpgroup have read it
         mbarrier.arrive(bias_empty)
         to_base_2 = _LOG2E.value
     if EDGE:

@@ -122,8 +122,7 @@ IMPLEMENTATIONS = menu(
         op="attention",
         name="triton.hopper",
         where="hopper_kernels",
-        # No float mask: beside other processes on one GPU single rows were wrong. Its tile in shared memory is read
-        # without a fence of the async proxy before the next one is copied over it, which is probably why
+        # No float mask, until a GPU that other processes use has shown that single rows are no longer wrong
         when=(*_ON_HOPPER, absent("mask"), positive("scale")),
         roundings=("p",),
         replayable=True,
