@@ -32,20 +32,24 @@ _FEW = 16  # rows of the least tile that a matrix unit takes
 _UNIT = (unit_stride("q"), unit_stride("k"), unit_stride("v"))
 
 
-def _hiding(view: View) -> tuple[int | None, int | None]:
-    return hiding(*(view.args[name] for name in ("q", "k", "causal", "window", "key_range", "chunk")))
+def _hiding(view: View, span: str) -> int | None:
+    """The window, or the chunks, where it hides a key."""
+    if view.args[span] is None:
+        return None
+    window, chunk = hiding(*(view.args[name] for name in ("q", "k", "causal", "window", "key_range", "chunk")))
+    return window if span == "window" else chunk
 
 
 _NO_WINDOW = Clause(
     "no window, or one of all keys",
     ("window", "causal", "q.shape[2]", "k.shape[2]"),
-    lambda view: _hiding(view)[0],
+    lambda view: _hiding(view, "window"),
     lambda window: window is None,
 )
 _NO_CHUNK = Clause(
     "no chunks, or one of all keys",
     ("chunk", "causal", "key_range", "q.shape[2]", "k.shape[2]"),
-    lambda view: _hiding(view)[1],
+    lambda view: _hiding(view, "chunk"),
     lambda chunk: chunk is None,
 )
 _PLAIN = (_NO_WINDOW, one_of("softcap", 0.0), absent("mask"))
