@@ -148,6 +148,27 @@ def test_compiled_in_one_graph() -> None:
     assert torch.equal(compiled(q, sinks, ends), call(q, sinks, ends))
 
 
+@pytest.mark.parametrize(("length", "traced"), [(48, True), (64, True), (65, False)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_window_and_chunks_of_all_keys_are_traced_as_none(length: int, traced: bool, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    targets: list[str] = []
+
+    def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
+        targets[:] = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        return graph.forward
+
+    def call(*given: torch.Tensor) -> torch.Tensor:
+        return ops.attention(*given, causal=True, window=64, chunk=64)
+
+    compiled = torch.compile(call, fullgraph=True, backend=looking, dynamic=dynamic)
+    compiled(*(torch.randn(2, 4, 32, 32) for _ in range(3)))  # where lengths are dynamic, the window is a guard on them
+    given = [torch.randn(2, 4, length, 32) for _ in range(3)]
+    torch.testing.assert_close(compiled(*given), call(*given), rtol=2.0**-18, atol=2.0**-18)
+    assert any("ferryman.attention" in name for name in targets) != traced
+    assert any("flash_attention_for_cpu" in name for name in targets) == traced
+
+
 def test_what_regret_draws_has_every_option() -> None:
     known, draw = registry.evidence(OP), random.Random(5)
     seen = set()

@@ -486,6 +486,7 @@ def attention_traced(
     A decoder layer of 512 tokens is bound by the host on an H200: the opaque op costs 63 us of it, this call 16.
     """
     heads, sq, head_dim = q.shape[1:]
+    window, chunk = hiding(q, k, causal, window, key_range, chunk)
     needs_mask = causal and sq != 1
     empty = sq == 0 or k.shape[2] == 0 or q.shape[0] * heads == 0
     if empty or softcap or (needs_mask and (mask is not None or sq != k.shape[2])):
