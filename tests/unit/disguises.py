@@ -61,8 +61,8 @@ RIGHT: dict[str, list[tuple[str, str, str]]] = {
         ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.g, self.config = ones(), {'eps': 1e-5}\n    def forward(self, x): return self.g * root(x.float(), self.config['eps']).to(x.dtype)\n", "rms_norm", "x"),
     ],
     "softmax as a method or a module": [
-        ("class M(Heads):\n    def forward(self, x): q, k, v = self.split(x); return ((q @ k.transpose(-1, -2)) / 4).softmax(-1) @ v\n", "softmax", "x"),
-        ("class M(Heads):\n    def forward(self, x): q, k, v = self.split(x); w = q @ k.transpose(-1, -2); return w.softmax(dim=-1) @ v\n", "softmax", "x"),
+        ("class M(Heads):\n    def forward(self, x): q, k, v = self.split(x); return ((q @ k.transpose(-1, -2)) / 4).softmax(-1) @ v\n", "attention", "x"),
+        ("class M(Heads):\n    def forward(self, x): q, k, v = self.split(x); w = q @ k.transpose(-1, -2); return w.softmax(dim=-1) @ v\n", "attention", "x"),
         ("class M(Heads):\n    def forward(self, x): q, k, v = self.split(x); return self.drop(q @ k.transpose(-1, -2)) @ v\n", "softmax", "x"),
         ("class M(Heads):\n    def forward(self, x): q, k, v = self.split(x); return torch.Tensor.softmax(q @ k.transpose(-1, -2), -1) @ v\n", "softmax", "x"),
     ],

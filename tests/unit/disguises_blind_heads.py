@@ -55,14 +55,14 @@ class Tril(nn.Module):
         return self.proj((wei @ v).transpose(1, 2).reshape(B, T_, C))
 
 
-@case("softmax", lambda c: (c(), T(2, S, H, D), T(2, 9, H, D), T(2, 9, H, D)))
+@case("attention", lambda c: (c(), T(2, S, H, D), T(2, 9, H, D), T(2, 9, H, D)))
 class EinsumCross(nn.Module):
     def forward(self, q, k, v):
         logits = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
         return torch.einsum("bhqk,bkhd->bqhd", logits.softmax(dim=-1), v)
 
 
-@case("softmax", lambda c: (c(), T(8, S, D), T(8, S, D), T(8, S, D), T(8, 1, S)))
+@case("attention", lambda c: (c(), T(8, S, D), T(8, S, D), T(8, S, D), T(8, 1, S)))
 class BaddBmm(nn.Module):
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ class BaddBmm(nn.Module):
         return torch.bmm(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
 
-@case("softmax", lambda c: (c(W, H, 2), T(2, S, W)))
+@case("attention", lambda c: (c(W, H, 2), T(2, S, W)))
 class Repeated(nn.Module):
     def __init__(self, n, h, kv):
         super().__init__()
@@ -214,7 +214,7 @@ class Native(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).permute(0, 2, 1, 3)
 
 
-@case("softmax", lambda c: (c(W, H), T(2, S, W)))
+@case("attention", lambda c: (c(W, H), T(2, S, W)))
 class OneKey(nn.Module):
     def __init__(self, n, h):
         super().__init__()

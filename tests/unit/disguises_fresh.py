@@ -219,15 +219,15 @@ _kind(
     (_h("scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(q.size(-1))\nmask = torch.tril(torch.ones(5, 5, device=x.device)).bool()\nscores = torch.where(mask, scores, torch.finfo(scores.dtype).min)\nprobs = F.softmax(scores, dim=-1)\nreturn torch.matmul(probs, v).transpose(1, 2).reshape(x.shape)"), "softmax", "x"),
     (_h("s = torch.einsum('bhqd,bhkd->bhqk', q, k).mul_(0.25)\ns = s + torch.full((5, 5), float('-inf')).triu(1)\nreturn torch.einsum('bhqk,bhkd->bqhd', s.softmax(dim=-1), v).flatten(2)"), "softmax", "x"),
     (_h("s = (q * q.shape[-1] ** -0.5) @ k.mT\ns.masked_fill_(torch.triu(torch.ones_like(s, dtype=torch.bool), 1), -torch.inf)\np = torch.nn.functional.softmax(s, -1, dtype=torch.float32).to(v.dtype)\nreturn (p @ v).permute(0, 2, 1, 3).flatten(2)"), "softmax", "x"),
-    (_h("outs = []\nfor i in range(4):\n    w = torch.softmax(q[:, i] @ k[:, i].transpose(-1, -2) / 4, dim=-1)\n    outs.append(w @ v[:, i])\nreturn torch.cat(outs, dim=-1)"), "softmax", "x"),
+    (_h("outs = []\nfor i in range(4):\n    w = torch.softmax(q[:, i] @ k[:, i].transpose(-1, -2) / 4, dim=-1)\n    outs.append(w @ v[:, i])\nreturn torch.cat(outs, dim=-1)"), "attention", "x"),
     (_h("k, v = k[:, :2].repeat_interleave(2, dim=1), v[:, :2].repeat_interleave(2, dim=1)\nreturn F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)"), "attention", "x"),
-    (_h("k, v = (t[:, :2, None].expand(-1, -1, 2, -1, -1).reshape(q.shape) for t in (k, v))\na = torch.softmax(q @ k.mT * 0.25, -1)\nreturn a @ v"), "softmax", "x"),
+    (_h("k, v = (t[:, :2, None].expand(-1, -1, 2, -1, -1).reshape(q.shape) for t in (k, v))\na = torch.softmax(q @ k.mT * 0.25, -1)\nreturn a @ v"), "attention", "x"),
     (_h("mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).tril().logical_not(), float('-inf'))\nreturn F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.0, scale=0.3)"), "attention", "x"),
     (_h("s = torch.baddbmm(torch.zeros(8, 5, 5), q.reshape(8, 5, 16), k.reshape(8, 5, 16).transpose(1, 2), alpha=0.25)\nreturn torch.bmm(s.softmax(-1), v.reshape(8, 5, 16)).view(2, 4, 5, 16)"), "softmax", "x"),
     (_h("att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))\natt = att.masked_fill(self.bias[:, :, :5, :5] == 0, float('-inf'))\natt = F.softmax(att, dim=-1)\ny = att @ v\nreturn y.transpose(1, 2).contiguous().view(2, 5, 64)").replace("    def forward", "    def __init__(self): super().__init__(); self.register_buffer('bias', torch.tril(torch.ones(8, 8)).view(1, 1, 8, 8))\n    def forward", 1), "softmax", "x"),
-    (_h("s = q @ k.mT / 4\ns = s - s.logsumexp(dim=-1, keepdim=True)\nreturn s.exp() @ v"), "softmax", "x"),
-    (_h("p = F.log_softmax(q @ k.mT / 4, dim=-1).exp()\nreturn p @ v"), "softmax", "x"),
-    (_h("s = q @ k.mT / 4\ns = s - s.max(dim=-1, keepdim=True)[0].detach()\ne = s.exp()\nreturn torch.div(e, torch.sum(e, -1, keepdim=True)) @ v"), "softmax", "x"),
+    (_h("s = q @ k.mT / 4\ns = s - s.logsumexp(dim=-1, keepdim=True)\nreturn s.exp() @ v"), "attention", "x"),
+    (_h("p = F.log_softmax(q @ k.mT / 4, dim=-1).exp()\nreturn p @ v"), "attention", "x"),
+    (_h("s = q @ k.mT / 4\ns = s - s.max(dim=-1, keepdim=True)[0].detach()\ne = s.exp()\nreturn torch.div(e, torch.sum(e, -1, keepdim=True)) @ v"), "attention", "x"),
     ("""
      class M(nn.Module):
          def __init__(self):

@@ -191,7 +191,7 @@ _kind(
     "a softmax in other words",
     (_S + "s = q @ k.transpose(-1, -2) / 4\n        e = torch.exp(s - s.max(-1, keepdim=True).values)\n        return (e / e.sum(-1, keepdim=True)) @ v\n", "softmax", "x"),
     (_S + "s = torch.einsum('bhid,bhjd->bhij', q, k) * 0.25\n        m = torch.ones(5, 5, dtype=torch.bool).triu(1)\n        s = s.masked_fill(m, float('-inf')).softmax(dim=-1)\n        return torch.einsum('bhij,bhjd->bhid', s, v)\n", "softmax", "x"),
-    (_S + "a = torch.softmax(q @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype)\n        return a @ v\n", "softmax", "x"),
+    (_S + "a = torch.softmax(q @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype)\n        return a @ v\n", "attention", "x"),
     (_S + "b = q.flatten(0, 1); s = torch.baddbmm(b.new_zeros(1, 1, 1), b, k.flatten(0, 1).mT, beta=0, alpha=0.25)\n        return F.softmax(s.float(), -1).type_as(q) @ v.flatten(0, 1)\n", "softmax", "x"),
     ("""
      class Stable(nn.Module):
@@ -202,7 +202,7 @@ _kind(
          def __init__(self): super().__init__(); self.soft = Stable()
          def forward(self, x): q, k, v = self.split(x); return self.soft(q @ k.mT) @ v
      """, "softmax", "x"),
-    (_S + "def attend(q, k, v):\n            return (q @ k.mT).softmax(-1) @ v\n        return attend(q, k, v)\n", "softmax", "x"),
+    (_S + "def attend(q, k, v):\n            return (q @ k.mT).softmax(-1) @ v\n        return attend(q, k, v)\n", "attention", "x"),
 )  # fmt: skip
 _kind(
     "attention by another name",

@@ -32,8 +32,6 @@ LEFT = {
     "an activation in other words": 1,  # a sum and a product in one call, of one column of zeros
     "rows of a table in other words": 1,  # 0 times what is not finite
     "a layer norm, by a stranger": 1,  # an eps of 1e-12: float64 rounds more than a proof allows
-    "a gated layer, by a stranger": 1,  # a function bound to the instance
-    "attention by hand, by a stranger": 1,  # beside +inf it gives 0, and softmax NaN
     "rope, by a stranger": 1,  # signs that are a tensor, which two parts read
     "rows of a table, by a stranger": 1,  # `take_along_dim` takes any number below zero
     "experts, by a stranger": 1,  # 0 times what is not finite

@@ -122,7 +122,9 @@ class Layer:
     which the module's own calls leave the choice open; applied to both sides before they are compared. refused: how
     many of the seeds, the last ones, the block may refuse: an error is no result. numbers: the input of whole numbers
     that a block goes over one by one, if it does, with a number in those last seeds that the others never have. axis:
-    of its inputs, along which they may be of any length.
+    of its inputs, along which they may be of any length; longer: inputs of a length, and of one of ``widths``, where
+    that is along others. width: an expression that must be one of ``widths``, all of which are tried, where the code
+    computes with it.
     """
 
     op: str
@@ -137,6 +139,9 @@ class Layer:
     refused: int = 0
     numbers: int | None = None
     axis: int = 0
+    longer: Callable[[int, int], tuple[Tensor, ...]] | None = None
+    widths: tuple[int, ...] = ()
+    width: str = ""
 
 
 @dataclass(frozen=True)
@@ -308,7 +313,7 @@ class Definitions:
             bound = _signature(face).bind(*args, **kwargs)  # the public call's defaults, not the schema's
             bound.apply_defaults()
             outputs = known.body(*(bound.arguments[n] for n in known.names))
-            return outputs[0] if alone else outputs
+            return outputs[0] if alone and not bound.arguments.get("return_lse") else outputs
 
         return run
 

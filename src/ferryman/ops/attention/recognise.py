@@ -12,7 +12,8 @@ from torch.nn import functional
 from ferryman.ops.attention.arguments import MAX_HEAD_DIM
 from ferryman.ops.attention.definition import attention as op_attention
 from ferryman.ops.attention.scores import visible
-from ferryman.ops.recognition import Folding, Graph, Served, Traced
+from ferryman.ops.attention.written_out import layers
+from ferryman.ops.recognition import Block, Folding, Graph, Layer, Served, Traced
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
@@ -109,6 +110,11 @@ def native_attention(
     given = (query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias)
     result: tuple[Tensor, Tensor | None] = _native(*given, mask, need_weights, average_attn_weights, mask_type)
     return result
+
+
+def blocks(block: Block) -> Iterator[Layer]:
+    """Written out, as products with a softmax between them."""
+    yield from layers(block)
 
 
 def functions() -> Mapping[Any, Served]:

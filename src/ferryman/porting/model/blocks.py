@@ -32,7 +32,7 @@ from ferryman.porting.model.trace import Read, Test, Trace, Unproven
 registries: dict[int, Any] = {}  # id -> a library's registry of implementations of a decorated forward
 # Float32 sums of at most 8192 products of rounded numbers differ by less; another computation by more.
 _CLOSE = 2.0**-10
-PART = "ferryman_of_two"  # of a part of two values, which may be a block without tensors
+PART = "ferryman_part"  # of a part of several values, which may be a block without tensors
 _NARROW_SEEDS = 3
 _ROWS = 8192  # rows that a number in the code may mean, and are tried
 _LONG = 513  # rows that are tried, whatever it names
@@ -124,7 +124,10 @@ def _role_of(
             longer, most = _longer(runs, block.inputs, trace.numbers | recognise.own_numbers(module))
             if not longer.ok:
                 return Refusal(f"not {layer.op}, which is nearest: {longer.reason}")
-            tests = [layer.guard, *([f"a0.numel() < {most}"] if most else []), *_under_autocast(runs, block.inputs)]
+            beyond = [f"a0.numel() < {most}"] if most else []
+            if most and layer.longer is not None and _of_widths(runs, block.inputs, children):
+                beyond = [f"{layer.width} in {layer.widths}"]
+            tests = [layer.guard, *beyond, *_under_autocast(runs, block.inputs)]
             layer = replace(layer, guard=" and ".join(tests))
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
             try:
@@ -295,12 +298,32 @@ def _longer(runs: _Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
     inputs: list[tuple[Any, ...]] = []
     axis = runs.layer.axis
     for length in sorted(whole | {_LONG}):
+        if runs.layer.longer is not None:
+            inputs.append((*runs.layer.longer(length, runs.layer.widths[0]), *runs.tensors))
+            continue
         given = runs.layer.draw(0)
         rows = given[0].shape[axis]
         inputs.append((*(_repeated(x, axis, rows, length) for x in given), *runs.tensors))
     original = _then(alike, functools.partial(runs, False, count))
     proof = prove(original, _candidate(runs, count, alike), inputs, storage=(), gradients=False, values=True)
     return proof, min(large, default=0)
+
+
+def _of_widths(runs: _Runs, count: int, children: tuple[str, ...]) -> bool:
+    """Whether what code computes of sizes follows from the width alone, and agrees for each of those that are tried."""
+    layer, trace = runs.layer, Trace()
+    assert layer.longer is not None
+    followed = follow_module(runs.module, trace, children, undecorated=True)
+    again = _Runs(runs.module, followed, runs.names, layer, trace)
+    alike = layer.canonical or (lambda result: result)
+    original, candidate = _then(alike, functools.partial(again, False, count)), _candidate(again, count, alike)
+
+    def holds(inputs: Iterator[tuple[Tensor, ...]]) -> bool:
+        given = [(*x, *again.tensors) for x in inputs]
+        return prove(original, candidate, given, storage=(), gradients=False, values=True).ok
+
+    of_lengths = holds(layer.longer(length, layer.widths[0]) for length in (1, 2, 3, 16, 100, _LONG))
+    return of_lengths and not trace.sized(plain=False) and holds(layer.longer(5, width) for width in layer.widths)
 
 
 def _repeated(x: Tensor, axis: int, rows: int, length: int) -> Tensor:

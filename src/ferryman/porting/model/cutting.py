@@ -17,7 +17,7 @@ from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.part import PREFIX, Part
-from ferryman.porting.model.part_proof import OF_SEVERAL, Proving, stacks
+from ferryman.porting.model.part_proof import OF_SEVERAL, Proving, products, stacks
 from ferryman.porting.model.trees import blocks, copied, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
@@ -100,7 +100,7 @@ class Search(Proving):
         here = {node for node, e in statement.ops if not isinstance(e, ast.Slice | ast.Tuple | ast.List)}
         here |= {n for s in self.statements if s.index < statement.index for n in s.binds}
         before = self._before(statement) if self.moving else []
-        moved = {n for s in before for n, e in s.ops if s.binds and not isinstance(e, ast.Slice)} - here
+        moved = {n for s in before for n, e in s.ops if s.binds and not isinstance(e, ast.Slice | ast.Tuple)} - here
         here |= moved
         # what its name has no more can be read where what put another value there goes with the part
         past = {n for n in here if n.kind == "op" and n not in statement.names} - {n for n, _ in statement.ops}
@@ -113,7 +113,8 @@ class Search(Proving):
                 known_here = (
                     node in statement.names or node in here or (node.kind == "leaf" and isinstance(node.tree, ast.Name))
                 )
-                merged = [frozenset[Node]()] if node.children else []
+                whole_slice = isinstance(node.tree, ast.Slice) and not node.children
+                merged = [frozenset[Node]()] if node.children or whole_slice else []
                 for child in node.children:
                     # in order: which of the many are kept must not depend on where objects lie
                     both = dict.fromkeys(a | b for a, b in itertools.product(merged, cuts(child)))
@@ -127,6 +128,8 @@ class Search(Proving):
                 flows = flows and (
                     frozenset() not in merged or any(isinstance(n.value, Tensor) for n in node.inside(frozenset()))
                 )
+                if known_here and _places_of_own(node):
+                    merged = []
                 known[node] = merged if node.kind == "op" else []
                 known[node] += [frozenset({node})] if known_here and (flows or not node.children) else []
             return known[node]
@@ -147,8 +150,10 @@ class Search(Proving):
             return False
         if any(n.label == "double" or "float64" in ast.unparse(n.tree) for n in inside):
             return False  # float64 is asked for, and no op has it
-        return stacks(inside) == 2 or not any(
-            _within(place, place_of(n.tree)) for n in computed for place in self.skipped
+        return (
+            stacks(inside) == 2
+            or products(inside) == 2
+            or not any(_within(place, place_of(n.tree)) for n in computed for place in self.skipped)
         )
 
     # What is put there
@@ -268,6 +273,15 @@ class Search(Proving):
                     return None
             fresh[index] = None
         return [s for s in fresh if s is not None]
+
+
+def _places_of_own(node: Node) -> bool:
+    """Whether it is a part of the module's tensor that sizes of what flows say: with these it would be a value less,
+    and a tensor of ours more."""
+    sliced = isinstance(node.tree, ast.Subscript) and any(isinstance(n, ast.Slice) for n in ast.walk(node.tree.slice))
+    owner = node.children[0] if node.children and sliced else None
+    sized = any(n.kind == "leaf" for n in node.inside(frozenset()))
+    return owner is not None and isinstance(owner.value, Tensor) and sized
 
 
 def _more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:

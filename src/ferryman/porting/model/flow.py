@@ -279,7 +279,7 @@ class Scan:
             if getattr(value, "__module__", None) == "builtins":
                 return name in _OF_PYTHON
             return not name.endswith("_") and value is not builtins.getattr
-        return isinstance(value, type) and value in (int, float, tuple, list, slice, range)
+        return isinstance(value, type) and value in (int, float, tuple, list, slice, range, torch.finfo)
 
     # What a module gives
 

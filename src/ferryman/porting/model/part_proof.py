@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ferryman.porting.model import blocks, flow, helpers, recognise
@@ -31,7 +32,8 @@ _OF_LOSSES = {
     *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim"),
 }
 _TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat", "concatenate", "hstack", "fill"}
-OF_SEVERAL = frozenset(_LOSSES | _TURNS)  # what a part of several values has one of
+_PRODUCTS = {"MatMult", *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm))}
+OF_SEVERAL = frozenset(_LOSSES | _TURNS | _PRODUCTS)  # what a part of several values has one of
 
 
 @dataclass
@@ -88,13 +90,20 @@ class Proving:
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
+        if count in (3, 4) and products(root.inside(frozenset(leaves))) == 2 and not _tensors(own):
+            module = self._module(tree, own, tuple(range(count)))
+            if module is not None:
+                setattr(type(module), blocks.PART, True)
+            role = None if module is None else blocks.role_of(module)
+            if module is not None and isinstance(role, Role):
+                return self._part(role, module, plain, own, tuple(range(count)))
         if count == 3 and stacks(own.values()) == 2:
             for order in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):
                 module = self._module(tree, own, order)
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
-        if count < 2 or not labels & _TURNS or any(isinstance(n.value, Tensor) for n in own.values()):
+        if count < 2 or not labels & _TURNS or _tensors(own):
             return None
         for first in range(count) if count < 4 else (0,):
             order = (first, *(i for i in range(count) if i != first))
@@ -241,6 +250,15 @@ class Proving:
 def stacks(nodes: Iterable[Node]) -> int:
     """How many tensors of the module's of three dimensions there are, as layers of experts have them."""
     return sum(isinstance(n.value, Tensor) and n.value.dim() == 3 for n in nodes)
+
+
+def products(nodes: Iterable[Node]) -> int:
+    """How many products of two values that flow there are."""
+    return sum(n.kind == "op" and n.label in _PRODUCTS for n in nodes)
+
+
+def _tensors(own: dict[str, Node]) -> bool:
+    return any(isinstance(n.value, Tensor) for n in own.values())
 
 
 def _child(call: ast.expr) -> str:
