@@ -230,7 +230,7 @@ class OneKey(nn.Module):
         return self.out((s.softmax(-1) @ v.unsqueeze(1)).transpose(1, 2).reshape(b, t, n))
 
 
-@case("softmax", lambda c: (c(), T(2, H, S, D), T(2, H, S, D), T(2, H, S, D)))
+@case("attention", lambda c: (c(), T(2, H, S, D), T(2, H, S, D), T(2, H, S, D)))
 class OwnSoftmax(nn.Module):
     @staticmethod
     def soft(x):

@@ -201,7 +201,7 @@ class Mixer(nn.Module):
         return x + out
 
 
-@case("softmax", lambda c: (c(), T(2, H, S, D), T(2, H, S, D), T(2, H, S, D)))
+@case("attention", lambda c: (c(), T(2, H, S, D), T(2, H, S, D), T(2, H, S, D)))
 class Stable(nn.Module):
     def forward(self, a, b, c):
         z = torch.einsum("nhid,nhjd->nhij", a / D**0.25, b / D**0.25)

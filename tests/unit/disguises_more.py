@@ -189,7 +189,7 @@ _kind(
 _S = "class M(Heads):\n    def forward(self, x):\n        q, k, v = self.split(x)\n        "
 _kind(
     "a softmax in other words",
-    (_S + "s = q @ k.transpose(-1, -2) / 4\n        e = torch.exp(s - s.max(-1, keepdim=True).values)\n        return (e / e.sum(-1, keepdim=True)) @ v\n", "softmax", "x"),
+    (_S + "s = q @ k.transpose(-1, -2) / 4\n        e = torch.exp(s - s.max(-1, keepdim=True).values)\n        return (e / e.sum(-1, keepdim=True)) @ v\n", "attention", "x"),
     (_S + "s = torch.einsum('bhid,bhjd->bhij', q, k) * 0.25\n        m = torch.ones(5, 5, dtype=torch.bool).triu(1)\n        s = s.masked_fill(m, float('-inf')).softmax(dim=-1)\n        return torch.einsum('bhij,bhjd->bhid', s, v)\n", "softmax", "x"),
     (_S + "a = torch.softmax(q @ k.mT, dim=-1, dtype=torch.float32).to(q.dtype)\n        return a @ v\n", "attention", "x"),
     (_S + "b = q.flatten(0, 1); s = torch.baddbmm(b.new_zeros(1, 1, 1), b, k.flatten(0, 1).mT, beta=0, alpha=0.25)\n        return F.softmax(s.float(), -1).type_as(q) @ v.flatten(0, 1)\n", "softmax", "x"),

@@ -993,3 +993,27 @@ def test_another_option_of_the_activation_of_experts_is_computed() -> None:
     layer.act_fn.approximate = plain.act_fn.approximate = "tanh"
     output, calls = made_by(lambda: layer(*given))
     assert not calls and torch.equal(output, plain(*given))
+
+
+def test_a_number_as_large_as_the_width_bounds_rows_and_not_elements() -> None:
+    """Code that counts groups of a row comes to its width, of which too many rows are no trial's."""
+
+    class Grouped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.part = nn.Parameter(torch.rand(5120)), 640
+
+        def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+            x = x * nn.functional.silu(gate)
+            *lead, width = x.shape
+            parts = x.view(*lead, width // self.part, self.part)
+            parts = parts * torch.rsqrt(parts.pow(2).mean(-1, keepdim=True) + 1e-6)
+            return self.weight * parts.view(*lead, (width // self.part) * self.part)
+
+    model, x, gate = nn.Sequential(Grouped()).eval(), *(torch.randn(2, 3, 5120) for _ in range(2))
+    before = model[0](x, gate)
+    ferryman.port(model)
+    with ferryman.trace() as trace:
+        after = model[0](x, gate)
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
+    assert [op for op, _ in trace.calls] == ["gated_rms_norm"]

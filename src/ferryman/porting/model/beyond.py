@@ -244,8 +244,12 @@ def _lengths(beyond: Beyond, dims: Sequence[int]) -> list[str]:
         tried |= lengths
     known = {int(abs(n)) for n in beyond.numbers if abs(n) >= 2}
     long = [n for n in sorted(known) if n + 1 not in tried or _side(beyond, short, n + 1, _MOST) is None]
-    if long:
-        tests.append(f"x.numel() < {long[0]}")
+    # fewer elements than were tried are bounded by no number that shows nothing there; rows, by it, may be
+    elements = most * beyond.width
+    for n in [n for n in long if n < elements][:1]:
+        tests.append(f"x.numel() <= {n} * x.shape[{beyond.candidate.axis}]")
+    for n in [n for n in long if n >= elements][:1]:
+        tests.append(f"x.numel() < {n}")
     if beyond.trace.sized(plain=bool(long)):
         tests.append(f"x.numel() <= {most} * x.shape[{beyond.candidate.axis}]")
     return tests
