@@ -121,7 +121,8 @@ def _sized(
     numbers = trace.numbers | trace.computed()  # what runs until here computed
     whole = {int(abs(n)) for n in numbers if n == int(n) and 2 <= abs(n) <= _WIDEST}
     able = [(helper, _key(helper.draw, helper.joined)) for helper in wanted if _takes_width(helper.draw)]
-    for width in sorted(n for n in whole | {2 * n for n in whole} if n % 2 == 0):
+    # of two numbers, pairs of neighbours and of halves are one: code that turns others seems right there
+    for width in sorted(n for n in whole | {2 * n for n in whole} if n % 2 == 0 and n > 2):
         alike: dict[Any, bool] = {}  # helpers of one draw
         for helper, key in able:
             of_any: Any = helper.draw
