@@ -382,7 +382,19 @@ def test_where_nothing_runs_nothing_is_written(planted: None, tmp_path: Path) ->
     assert not (tmp_path / "lock.json").exists()
 
 
-def test_a_worker_that_cannot_start_ends_the_run_and_not_in_a_loop(planted: None, tmp_path: Path) -> None:
+class _Ended(subprocess.Popen[str]):
+    """A process that is given its job when it has ended."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.wait()
+
+
+@pytest.mark.parametrize("process", [subprocess.Popen, _Ended], ids=["given a job", "given none"])
+def test_a_worker_that_cannot_start_ends_the_run_and_not_in_a_loop(
+    planted: None, tmp_path: Path, process: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner.subprocess, "Popen", process)
     outcomes = tune(
         tmp_path / "lock.json", "torch", command=[sys.executable, "-c", "raise SystemExit('no such thing')"]
     )

@@ -267,12 +267,10 @@ def _session(
         finished, at, why, hung, heard = 0, None, None, False, False
         try:
             asked = [[c.op.name, c.case, c.names, c.errors] for c in cells]
-            try:
+            with contextlib.suppress(BrokenPipeError):  # it died at start: its end and its complaints say why
                 process.stdin.write(json.dumps({**job, "cells": asked}) + "\n")
                 process.stdin.flush()  # it stays open: a worker whose tuner is gone ends with it
-            except BrokenPipeError:
-                why = "its process took no job"
-            while why is None:
+            while True:
                 try:
                     patience = silence if heard else max(silence, START_SECONDS)
                     text = lines.get(timeout=patience if end is None else min(patience, _left(end)))
