@@ -111,7 +111,10 @@ def test_the_command_line_knows_it(op: Path) -> None:
     assert ops.returncode == 0 and "triton" in ops.stdout, ops.stderr[-2000:]
     docs = run(op, "-m", "ferryman", "docs", "--op", "bias_relu")
     assert docs.returncode == 0, docs.stderr[-2000:]
-    assert "bias_relu(x: Tensor, bias: Tensor) -> Tensor" in docs.stdout and "Raises ArgumentError." in docs.stdout
+    assert (
+        "bias_relu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor" in docs.stdout
+        and "Raises ArgumentError." in docs.stdout
+    )
     assert "| `bias_relu` | triton | bias contiguous in its last dimension | fp32 | - |" in docs.stdout
     assert "| defined in | `ferryman_bias_relu.definition` |" in docs.stdout
     explain = run(op, "-m", "ferryman", "explain", "bias_relu", "--shape", "8,64", "--device", "h200")
