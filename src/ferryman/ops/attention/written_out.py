@@ -19,7 +19,8 @@ from torch import Tensor
 from ferryman.ops.attention.arguments import MAX_HEAD_DIM
 from ferryman.ops.recognition import Block, Layer
 
-_WIDTHS = (4, *range(8, 129, 8), 144, 160, 176, 192, 224, 256)  # head sizes
+_WIDTHS = (*range(4, 129, 4), 144, 160, 176, 192, 224, 256)  # head sizes
+_NAMED = 3
 _EXACT = 1e-9  # of a scale that was measured, relative
 # (batch, key heads, queries, keys, head size, magnitude) of a seed; in the last a query is NaN
 _SIZES = (
@@ -66,7 +67,7 @@ _LAYOUTS = (_HEADS_FIRST, _ROWS_FIRST, _ONE_BATCH)
 @dataclass(frozen=True)
 class _Reading:
     """Which input is which, and how: ``places`` of q, k, v and a mask. group: query heads for a key head, 0: any; one:
-    a single key head serves all, too. shared: the mask may be (Sq, Sk), too."""
+    a single key head serves all, too. shared: the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any."""
 
     places: tuple[int, ...]
     inner: _Layout
@@ -79,13 +80,15 @@ class _Reading:
     one: bool = False
     shared: bool = True
     square: bool = True
+    heads: int = 0
 
     def draw(self, seed: int) -> tuple[Tensor, ...]:
         batch, heads, queries, keys, width, size = _SIZES[seed]
         keys = queries if self.square else keys
         group = self.group or (2, 1, 3)[seed % 3]
-        if self.one and seed % 2:
+        if self.one and seed % 2 and not self.heads:
             heads, group = 1, 2
+        heads = self.heads or heads
         given = _inputs(self, batch, heads, group, queries, keys, width, seed, size)
         if seed == len(_SIZES) - 1:
             given[self.places[0]][..., 0, 0] = math.nan
@@ -93,7 +96,9 @@ class _Reading:
 
     def longer(self, length: int, width: int) -> tuple[Tensor, ...]:
         """Of many heads where the length is little."""
-        return tuple(_inputs(self, 1, 64 if length < 9 else 1, self.group or 1, length, length, width, 0, 1.0))
+        return tuple(
+            _inputs(self, 1, self.heads or (64 if length < 9 else 1), self.group or 1, length, length, width, 0, 1.0)
+        )
 
 
 def _inputs(
@@ -132,12 +137,13 @@ def _mask(
     reading: _Reading, batch: int, heads: int, queries: int, keys: int, blind: bool, alone: bool, draw: torch.Generator
 ) -> Tensor:
     """One in whose rows some key is seen, but for the first row of each sequence where it is ``blind``; ``alone``: of
-    all sequences and heads, where the code takes one."""
+    all sequences, where the code takes one."""
     shape: tuple[int, ...] = (
         (batch * heads, queries, keys) if reading.inner is _ONE_BATCH else (batch, 1, queries, keys)
     )
     if reading.shared and alone:
-        shape = queries, keys
+        # of each head or of all, where the code takes both
+        shape = (heads, queries, keys) if reading.inner is not _ONE_BATCH and queries == 4 else (queries, keys)
     seen = torch.rand(shape, generator=draw) < 0.6
     seen[..., 0] = True
     seen[..., :1, :] &= not blind
@@ -165,9 +171,14 @@ def layers(block: Block) -> Iterator[Layer]:
         None,
     )
     # of as many keys as queries alone, where other numbers are refused or give something else
+    both = [r for r in (reading, flat) if r is not None]
     for shared in [True, False] if reading.mask in _MASKS else [True]:
         for square in [True] if reading.causal else [False, True]:
-            yield _layer(*(replace(r, square=square, shared=shared) for r in (reading, flat) if r is not None))
+            yield _layer(*(replace(r, square=square, shared=shared) for r in both))
+    if reading.inner.heads >= 0:  # the code names its key heads
+        for heads in _named(block):
+            for square in [True] if reading.causal else [False, True]:
+                yield _layer(replace(reading, square=square, shared=False, heads=heads))
 
 
 def _layer(reading: _Reading, flat: _Reading | None = None) -> Layer:
@@ -190,6 +201,11 @@ def _layer(reading: _Reading, flat: _Reading | None = None) -> Layer:
     )
 
 
+def _named(block: Block) -> list[int]:
+    """The first few numbers of the module's that may be one of heads."""
+    return sorted({n for n in block.integers.values() if 1 < n <= 128})[:_NAMED]
+
+
 def _draw(readings: Sequence[_Reading], seed: int) -> tuple[Tensor, ...]:
     return readings[seed % len(readings)].draw(seed)
 
@@ -208,8 +224,16 @@ def _expression(reading: _Reading) -> str:
     shaped = mask[0] if reading.inner is not _ONE_BATCH else f"{mask[0]}[..., None, :, :]"
     texts += [f"mask={_MASKS[reading.mask].format(shaped)}", "return_lse=True"]
     # a row that sees nothing is NaN there, and 0 here
-    blind = "torch.where(r[1] == -torch.inf, torch.nan, 1.0).to(r[0].dtype).unsqueeze(-1)"
-    both = f"(lambda r: r[0] * {blind})(ops.attention({', '.join([*given, *texts])}))"
+    nothing, called = "(r[1] == -torch.inf).unsqueeze(-1)", f"ops.attention({', '.join([*given, *texts])})"
+    blind = "r[0] * torch.where(b, torch.nan, 1.0).to(r[0].dtype)"
+    if reading.mask != "bias":
+        # its scores are hidden, so queries and keys have gradients of 0 by it, and values NaN: the op's backward gets
+        # no NaN, which its implementations would pass on to queries and keys
+        group = f"{given[0]}.shape[1] // {given[1]}.shape[1]"
+        summed = f"{given[2]}.sum(-2, keepdim=True).repeat_interleave({group}, 1)"
+        spread = f"torch.where(b, {summed} * torch.where(b, torch.nan, 1.0).to(r[0].dtype), r[0])"
+        blind = f"{spread} if {v}.requires_grad else r[0].masked_fill(b, torch.nan)"
+    both = f"(lambda r: (lambda b: {blind})({nothing}))({called})"
     return reading.outer.outward.format(both)
 
 
@@ -229,6 +253,7 @@ def _guard(reading: _Reading) -> str:
         group = f"{of_queries} == {reading.group} * {of_keys}" if reading.group else f"{of_queries} % {of_keys} == 0"
         one = f" or {of_keys} == 1" if reading.one else ""
         tests.append(f"{of_keys} == {v}.shape[{heads}] and ({group}{one})")
+        tests += [f"{of_keys} == {reading.heads}"] if reading.heads else []
     if reading.square:
         tests.append(f"{q}.shape[{rows}] == {k}.shape[{rows}]")
     if reading.mask == _SIZED:
@@ -236,7 +261,8 @@ def _guard(reading: _Reading) -> str:
     elif mask:
         alike, truth = f"{mask[0]}.dtype is {q}.dtype", f"{mask[0]}.dtype is torch.bool"
         kind = {"bias": alike, "truth": f"({alike} or {truth})"}.get(reading.mask, truth)
-        places = f"{mask[0]}.dim() in (2, {dims})" if reading.shared else f"{mask[0]}.dim() == {dims}"
+        shared = (2, 3, 4) if heads >= 0 else (2, 3)
+        places = f"{mask[0]}.dim() in {shared}" if reading.shared else f"{mask[0]}.dim() == {dims}"
         tests.append(f"{places} and {kind} and not {mask[0]}.requires_grad")
     return " and ".join(tests)
 
@@ -248,14 +274,16 @@ def _readings(block: Block) -> Iterator[_Reading]:
     masks = ("",) if block.inputs == 3 else (*_MASKS, _SIZED)
     for inner, mask in itertools.product(_LAYOUTS, masks):
         for places in itertools.permutations(range(block.inputs)):
-            probed = functools.partial(_probed, block, inner, mask, places)
-            few, more = ((1, 2, 3), (4, 8, 6, 5, 7, 16)) if inner.heads >= 0 else ((1,), ())
-            groups = [g for g in few if probed(g)] or [g for g in more if probed(g)][:1]
-            if groups:
-                outer, scale, softcap, causal = probed(groups[0]) or (inner, None, 0.0, False)
-                group = 0 if len(groups) > 1 else groups[0]
-                one = group == 1 and inner.heads >= 0 and _probed(block, inner, mask, places, 2, 1) is not None
-                yield _Reading(places, inner, outer, group, mask, causal, scale, softcap, one)
+            for heads in (2, *(n for n in _named(block) if n != 2 and inner.heads >= 0)):
+                probed = functools.partial(_probed, block, inner, mask, places, heads=heads)
+                few, more = ((1, 2, 3), (4, 8, 6, 5, 7, 16)) if inner.heads >= 0 else ((1,), ())
+                groups = [g for g in few if probed(g)] or [g for g in more if probed(g)][:1]
+                if groups:
+                    outer, scale, softcap, causal = probed(groups[0]) or (inner, None, 0.0, False)
+                    group = 0 if len(groups) > 1 else groups[0]
+                    one = group == 1 and inner.heads >= 0 and _probed(block, inner, mask, places, 2, 1) is not None
+                    yield _Reading(places, inner, outer, group, mask, causal, scale, softcap, one)
+                    break
 
 
 def _probed(
@@ -319,6 +347,8 @@ def _probabilities(
     p = result.unflatten(0, (batch, -1)) if outer is _ONE_BATCH else outer.of(result)
     if not bool(((p.sum(-1) - 1).abs() < 1e-6).all()) or bool((p < 0).any()):
         return None
+    if result.is_contiguous():  # a view may follow
+        outer = replace(outer, outward=f"{outer.outward}.contiguous()")
     return outer, p.double(), q @ k.repeat_interleave(group, 1).mT
 
 

@@ -68,9 +68,11 @@ def blocks(block: Block) -> Iterator[Layer]:
         if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != draw(0)[0].shape:
             continue
         x = "a0.mT" if turned else "a0"
-        expression = f"ops.causal_conv1d({x}, {plain}, {bias})[0]{'.mT' * turned}"
         given = guard.replace("a0.shape", f"{x}.shape")
-        yield Layer("causal_conv1d", expression, sizes, draw, len(_BATCHES), given, refused=1, axis=1 if turned else 2)
+        for activation in (None, "silu"):
+            expression = f"ops.causal_conv1d({x}, {plain}, {bias}, None, {activation!r})[0]{'.mT' * turned}"
+            axis = 1 if turned else 2
+            yield Layer("causal_conv1d", expression, sizes, draw, len(_BATCHES), given, refused=1, axis=axis)
 
 
 _WIDEST, _MOST_CHANNELS = 16, 1 << 14
