@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import torch
 
 from dispatch_regret.drawing import Cell
 from ferryman import settings
 from ferryman.dispatch import lockfile, preparing, registry, select
 from ferryman.dispatch.state import State
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.bench import rotation, runner
+from ferryman.porting.bench import peers, rotation, runner
 from ferryman.porting.bench.condition import watch
 from ferryman.porting.bench.contender import Contender, close, prepare, promising, quickest_of, steady_trials
 from ferryman.porting.bench.laps import Laps
+from ferryman.porting.inputs.cases import as_tuple
 from ferryman.porting.inputs.fills import dtype_name
 
 PLAIN = State({}, False)
 NOT_PREPARED = "not compiled ahead"
+CLEARLY_QUICKER = 0.95  # times the choice's: its result is compared
 IN_TIME = f"{NOT_PREPARED}: no time was left (--ahead-seconds, --prepare-seconds)"
 
 
@@ -93,6 +97,8 @@ def judge(plan: runner.Plan, cell: Cell, laps: Laps, unprepared: str = IN_TIME) 
         kept[0].trials.clear()
     noise, untrusted = steady_trials(kept, seen)
     laps.end("trials")
+    untrusted = untrusted + _contradicting(op, sets[0], [c for c in racing if c.role != "peer" and c.trials], chosen)
+    laps.end("results")
     for contender in racing:
         close(contender)
     record["skipped"] |= {c.name: str(c.skipped) for c in racing if not c.trials}  # they broke in a trial
@@ -113,6 +119,25 @@ def judge(plan: runner.Plan, cell: Cell, laps: Laps, unprepared: str = IN_TIME) 
         "peers": outside,
         "untrusted": untrusted,
     }
+
+
+@torch.no_grad()
+def _contradicting(op: Primitive, args: tuple[Any, ...], ours: Sequence[Contender], chosen: str) -> list[str]:
+    """Why a cell is not to be trusted: what is quicker than the choice gives something else, or fails."""
+    times = {c.name: statistics.median(c.trials) for c in ours}
+    quicker = [c for c in ours if chosen in times and times[c.name] < CLEARLY_QUICKER * times[chosen]]
+    if not quicker:
+        return []
+    (choice,) = (c for c in ours if c.name == chosen)
+    exact = as_tuple(choice.call_of(rotation.spared(op, args))())
+    told = []
+    for contender in quicker:
+        try:
+            difference = peers.wrong(op, args, contender.call_of(rotation.spared(op, args))(), exact, peers.AGREEING)
+        except Exception as error:  # noqa: BLE001 - a contender that fails now is not one to be chosen
+            difference = f"it fails: {type(error).__name__}: {error}"
+        told += [f"{contender.name} does not agree with {chosen}: {difference}"] if difference else []
+    return told
 
 
 def _composed(op: Primitive, contender: Contender) -> bool:

@@ -108,6 +108,8 @@ def markdown(judged: Sequence[dict[str, Any]], left: int, title: str) -> str:
         )
     lines += _beside_peers(judged)
     lines += _not_prepared(judged)
+    for cell in judged:
+        lines += [f"not trusted: {cell['op']} {cell['case']}: {why}" for why in cell.get("untrusted", ())]
     if left:
         lines.append(f"{left} cells were left when time was up")
     worst = sorted((c for c in judged if standing(c) == "counts"), key=lambda c: -c["regret"])[:10]

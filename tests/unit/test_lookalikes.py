@@ -106,19 +106,20 @@ def _whole(specimen: Specimen, module: nn.Module) -> tuple[bool, bool]:
     same, called = True, False
     for training in (False, True):
         module.train(training)
-        for given in KINDS[specimen.op].inputs(module, WIDTH):
-            before = _passed(module, given)
-            try:
-                ferryman.port(module)
-            except PortError:
-                continue
-            with ferryman.trace() as traced:
-                after = _passed(module, given)
-            ferryman.unport(module)
-            called = called or any(op in KINDS[specimen.op].ops for op, _ in traced.calls)
-            # sums of 160 tokens of sums of 32 terms, in another order
-            limit = 2048 * torch.finfo(torch.float32).eps
-            pairs = zip(after, before, strict=True)
+        inputs = list(KINDS[specimen.op].inputs(module, WIDTH))
+        before = [_passed(module, given) for given in inputs]
+        try:
+            ferryman.port(module)
+        except PortError:
+            continue
+        with ferryman.trace() as traced:
+            after = [_passed(module, given) for given in inputs]
+        ferryman.unport(module)
+        called = called or any(op in KINDS[specimen.op].ops for op, _ in traced.calls)
+        # sums of 160 tokens of sums of 32 terms, in another order
+        limit = 2048 * torch.finfo(torch.float32).eps
+        for mine, theirs in zip(after, before, strict=True):
+            pairs = zip(mine, theirs, strict=True)
             same = same and all(float((a - b).abs().max()) <= limit * float(b.abs().max()) for a, b in pairs)
     return same, called
 

@@ -22,6 +22,7 @@ from ferryman.device_profiles import detect
 from ferryman.dispatch import lockfile_document, lockfile_entry, preparing, registry, select
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import ahead, clock, grid, runner
+from ferryman.porting.bench.contender import Contender
 from ferryman.porting.bench.laps import Laps
 from ferryman.porting.inputs.cases import materialise
 
@@ -304,6 +305,28 @@ def test_what_was_not_compiled_in_time_is_left_out_and_said(
     assert said in report.markdown([record, judged("tuned", 0.0)], 0, "A device")
     record = judging.judge(unprepared, cell, Laps(), f"{judging.NOT_PREPARED}: no such template")
     assert record["skipped"]["torch"] == "not compiled ahead: no such template"
+
+
+def test_what_is_quicker_than_the_choice_must_give_the_same(judging: ModuleType, report: ModuleType) -> None:
+    op = ops.softmax.primitive
+    args = (torch.randn(3, 5, dtype=torch.bfloat16),)
+
+    def contender(name: str, seconds: float, factor: float) -> Contender:
+        def call_of(given: tuple[Any, ...]) -> Any:
+            if factor < 0:
+                raise ValueError("no such shape")
+            return lambda: given[0].float().softmax(-1).to(torch.bfloat16) * factor
+
+        return Contender(name, "ours", call_of, trials=[seconds])
+
+    choice, right, slow = contender("a", 2.0, 1.0), contender("b", 1.0, 1.0), contender("c", 3.0, 0.5)
+    assert judging._contradicting(op, args, [choice, right, slow], "a") == []
+    wrong, broken = contender("d", 1.0, 0.5), contender("e", 1.0, -1.0)
+    first, second = judging._contradicting(op, args, [choice, right, wrong, broken], "a")
+    assert first.startswith("d does not agree with a: y is 0.5 away") and "it fails: ValueError" in second
+    cell = judged("tuned", 1.0, untrusted=[first])
+    assert report.standing(cell) == "untrusted"
+    assert f"not trusted: softmax c: {first}" in report.markdown([cell, judged("tuned", 0.0)], 0, "A device")
 
 
 def test_processes_that_compile_take_each_cell_once_and_say_what_failed(

@@ -43,7 +43,11 @@ OP = registry.primitive("attention")
         ("B23 H112/16 Q1 K534 D128 causal", "torch.cudnn_decode", "menu"),
         ("B14 H16/2 Q1 K2829 D112 causal", "triton.decode", "profile"),
         ("B5 H7/1 Q301 K301 D256 padding", "torch.cudnn", "profile"),
-        ("B5 H16/2 Q997 K2080 D128 bias", "torch.cudnn", "profile"),
+        ("B5 H16/2 Q997 K2080 D128 bias", "triton.hopper", "profile"),
+        # sinks and float masks where Hopper's kernel has them
+        ("B2 H128/16 Q263 K263 D128 causal sinks", "triton.hopper", "profile"),
+        ("B2 H16/16 Q183 K183 D64 causal sinks", "triton.tiled", "menu"),
+        ("B16 H12/12 Q559 K559 D64 bias", "triton.hopper", "profile"),
         ("B8 H32/8 Q17 K4096 D128 padding", "triton.masked", "menu"),
         # what a mask of PyTorch's would have to say
         ("B1 H8/4 Q153 K153 D64 causal chunk128", "triton.tiled", "menu"),
@@ -101,6 +105,8 @@ def test_the_choice_of_gradients_on_an_h100(
     [
         ("B3 H4/4 Q9535 K9535 D72 causal softcap50", "torch.flex"),
         ("B8 H2/2 Q10138 K10138 D128 causal range", "torch.flex"),
+        ("B1 H128/16 Q3520 K3520 D64 causal range", "triton.tiled"),
+        ("B1 H16/16 Q9160 K9160 D64 causal softcap50", "triton.tiled"),
         ("B28 H4/1 Q308 K5703 D160 causal", "torch.flash"),
         ("B7 H2/1 Q999 K999 D256 causal range", "triton.tiled"),
         ("B2 H4/4 Q1000 K1000 D72 causal softcap50", "triton.tiled"),

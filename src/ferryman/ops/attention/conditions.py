@@ -161,10 +161,23 @@ _MASK_ALIKE = Clause(
 )
 
 
-_ON_HOPPER = (
-    compiled(),
-    feature("wgmma"),
-    release("triton", "3.6"),
+_ROWS_OF_BIAS = Clause(
+    "no mask, or a float one of q's dtype with a row for each query and a column for each key",
+    ("q.dtype", "q.shape[2]", "k.shape[2]", "mask.dtype", "mask.shape", "mask.stride"),
+    lambda view: _bias_facts(view.args["q"], view.args["k"], view.args["mask"]),
+    lambda m: m is None or all(m),
+)
+
+
+def _bias_facts(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> tuple[bool, ...] | None:
+    """(q's dtype, a row for each query, none of them the same, a column for each key)."""
+    if mask is None:
+        return None
+    rows = mask.dim() > 1 and mask.shape[-2] == q.shape[2]
+    return mask.dtype == q.dtype, rows, rows and mask.stride(-2) != 0, mask.dim() > 0 and mask.shape[-1] == k.shape[2]
+
+
+_OF_HOPPER = (
     _HALF,
     one_of("q.shape[-1]", 64, 128),
     *_PLAIN[:2],
@@ -173,6 +186,7 @@ _ON_HOPPER = (
     _ONE_WIDTH,
     at_least("q.shape[2]", 128),
 )
+_ON_HOPPER = (compiled(), feature("wgmma"), release("triton", "3.6"), *_OF_HOPPER)
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, _NO_DROPOUT, *_UNIT)
 # FlashAttention takes one width: narrower values, as in MLA, go beside columns of zeros
 _ALIKE = (*_FUSED, _NO_WIDER)

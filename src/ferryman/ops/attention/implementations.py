@@ -26,6 +26,7 @@ from ferryman.ops.attention.conditions import (
     _ONE_WIDTH,
     _OWN,
     _PLAIN,
+    _ROWS_OF_BIAS,
     _TILES,
     _TRACED,
 )
@@ -122,8 +123,7 @@ IMPLEMENTATIONS = menu(
         op="attention",
         name="triton.hopper",
         where="hopper_kernels",
-        # No float mask, until a GPU that other processes use has shown that single rows are no longer wrong
-        when=(*_ON_HOPPER, absent("mask"), positive("scale")),
+        when=(*_ON_HOPPER, _ROWS_OF_BIAS, positive("scale")),
         roundings=("p",),
         replayable=True,
         partial=True,

@@ -9,7 +9,9 @@ from ferryman.ops.attention.conditions import (
     _MASKED,
     _NO_CHUNK,
     _NO_WINDOW,
+    _OF_HOPPER,
     _ONE_TILE,
+    _ROWS_OF_BIAS,
     _TILES,
     _rows_of,
     _rows_of_a_head,
@@ -125,15 +127,20 @@ def _at_most(kind: str) -> Clause:
     return threshold(f"attention.tiled.{kind}", "products of tiles that are seen", facts, _tile_products, most=True)
 
 
+# Hopper's kernel has sinks and float masks, too, and leaves little work alone to smaller tiles.
+_LESS_THAN_HOPPERS = either(unless(both(*_OF_HOPPER, _ROWS_OF_BIAS)), _at_most("hopper"))
+_NARROW = threshold(
+    "attention.flex.narrow", "head size", ("q.shape",), lambda view: view.args["q"].shape[3], most=True
+)  # whose tiles FlexAttention does not outrun
 # A fused kernel of PyTorch's has a mask brought to its own form before, and rows that see nothing cleared after; sinks
-# are added to its result, and to that of Hopper's. FlexAttention makes a list of blocks at each call.
+# are added to its result. FlexAttention makes a list of blocks at each call.
 _LITTLE_WORK = (
     _TILES,
     either(
         _RANGED,
-        both(_CAPPED, threshold("attention.flex.products", *_PRODUCTS, most=True)),
-        both(_SINKS, _at_most("sinks")),
-        both(_BIASED, _at_most("biased")),
+        both(_CAPPED, either(_NARROW, threshold("attention.flex.products", *_PRODUCTS, most=True))),
+        both(_SINKS, _LESS_THAN_HOPPERS, _at_most("sinks")),
+        both(_BIASED, _LESS_THAN_HOPPERS, _at_most("biased")),
         both(
             _MASKED,
             _at_most("masked"),
@@ -146,6 +153,7 @@ _LITTLE_WORK = (
 _MUCH_TO_SKIP = (
     absent("mask"),
     _TILES,
+    unless(_NARROW),
     threshold("attention.flex.products", *_PRODUCTS),
     either(_RANGED, _CAPPED),
 )

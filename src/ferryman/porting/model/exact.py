@@ -8,6 +8,7 @@ are widened one at a time, so the twin needs one module's memory, not a model's.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +34,16 @@ def _grouped(x: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
     return torch.cat([*products, x.new_zeros(x.shape[0] - ends[-1], weights.shape[-1])])
 
 
+def _misfits(x: Tensor, dim: Any = None, sizes: Any = None) -> bool:
+    """Whether `unflatten` would raise for its sizes. PyTorch takes milliseconds to say so, and a search asks often."""
+    if not (isinstance(dim, int) and isinstance(sizes, tuple | list) and all(isinstance(n, int) for n in sizes)):
+        return False
+    if not -x.dim() <= dim < x.dim() or list(sizes).count(-1) > 1 or any(n < -1 or n == 0 for n in sizes):
+        return False
+    product, size = math.prod(n for n in sizes if n != -1), x.shape[dim]
+    return size % product != 0 if -1 in sizes else size != product
+
+
 class Widened(TorchFunctionMode):
     """Within it, every cast to a floating dtype goes to ``dtype``. A product of rows in groups, which PyTorch does not
     have in float64, is made group by group."""
@@ -44,6 +55,8 @@ class Widened(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _CASTS:
             return args[0].to(self.dtype)
+        if func is Tensor.unflatten and _misfits(*args, **(kwargs or {})):
+            raise RuntimeError("sizes do not multiply up to the dimension's")
         wide = self.dtype
         if func is Tensor.type and len(args) == 2 and isinstance(args[1], torch.dtype | str):
             narrow = args[1] in NARROW or args[1] in _TYPES  # it is C's, and no argument of it may be swapped
