@@ -175,7 +175,7 @@ def _tell(text: str) -> None:
     sys.stderr.flush()
 
 
-def told(cell: Mapping[str, Any]) -> str:
+def line_of(cell: Mapping[str, Any]) -> str:
     """One line about a cell that was judged, and where its time went."""
     parts = {part: seconds for part, seconds in cell.get("parts", {}).items() if seconds >= 0.01}
     spent = ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
@@ -204,7 +204,7 @@ def supervise(
         judged.append(record)
         left.remove(index)
         keep(judged)
-        _tell(f"{len(judged)} of {len(todo)}, {time.monotonic() - start:.0f} s: {told(record)}")
+        _tell(f"{len(judged)} of {len(todo)}, {time.monotonic() - start:.0f} s: {line_of(record)}")
 
     with tempfile.TemporaryDirectory(prefix="ferryman-regret-") as name:
         folder, said = Path(name), list[ahead.Done]()

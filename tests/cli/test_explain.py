@@ -12,7 +12,7 @@ from torch import Tensor
 from ferryman.cli import calls
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, UnknownName
-from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.inputs.cases import cases_of, specs_of
 from tests.cli.run import ferryman
 
 
@@ -125,8 +125,7 @@ def test_other_tensors_follow_from_the_first() -> None:
 def test_every_op_has_calls_that_it_accepts(op: str) -> None:
     """From one shape, and from its own cases: what `explain` and `ops` ask about is a valid call."""
     known = registry.primitive(op)
-    first = next(iter(registry.evidence(known).cases()[0].args.values()))
-    _shapes(op, first.shape)
+    _shapes(op, specs_of(registry.evidence(known).cases()[0])[0].shape)
     for tier in ("small", "standard"):
         assert cases_of(known, tier)
         values = calls.of_case(known, calls.first_case(known, tier), torch.bfloat16)

@@ -6,8 +6,9 @@ chance, so that a failure is the change's; with `--hypothesis-seed=N` other ones
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,9 @@ from parity_support import CPU, strict
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
-from ferryman.ops.domain import Domain
+from ferryman.ops.domain import Domain, Form, Sizes
 from ferryman.ops.evidence import Evidence
-from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive, TensorSpec
+from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs import fuzz
 from ferryman.porting.inputs.cases import arguments, forward_of
 from ferryman.porting.inputs.fills import Buffer, dtype_name
@@ -90,14 +91,23 @@ def test_hundreds_of_cases(op: str, request: pytest.FixtureRequest) -> None:
 
 
 def specs(op: str, count: int = 400) -> list[tuple[Case, torch.dtype, dict[str, TensorSpec]]]:
+    """Each case with its dtype and its tensors; those of a list are told apart by their number."""
     drawn = fuzz.cases(registry.primitive(op), count)
-    return [(c, d, {n: a for n, a in c.args.items() if isinstance(a, TensorSpec)}) for c, d in drawn]
+    return [(c, d, dict(named_specs(c.args))) for c, d in drawn]
+
+
+def named_specs(args: Mapping[str, Any]) -> Iterator[tuple[str, TensorSpec]]:
+    for name, value in args.items():
+        if isinstance(value, TensorSpec):
+            yield name, value
+        elif isinstance(value, list):
+            yield from ((f"{name}_{i}", one) for i, one in enumerate(value) if isinstance(one, TensorSpec))
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if forward_of(registry.primitive(op)) is None])
 def test_the_cases_are_as_hostile_as_they_are_said_to_be(op: str) -> None:
     drawn = specs(op)
-    assert {d for _, d, _ in drawn} == set(STORAGE_DTYPES)
+    assert {d for _, d, _ in drawn} == set(registry.evidence(registry.primitive(op)).dtypes)
     tensors = [t for _, _, mine in drawn for t in mine.values()]
     sizes = {n for t in tensors for n in t.shape}
     empty = sum(any(0 in t.shape for t in mine.values()) for _, _, mine in drawn)
@@ -219,3 +229,17 @@ def test_the_slope_of_gelu_near_zero_that_the_long_run_found() -> None:
     prepared = prepare(op, case, torch.float32, CPU, 1210)
     cell = check_cell(op, registry.implementation(op.name, "torch"), case, torch.float32, prepared=prepared)
     assert (cell.implementation, cell.verdict) == ("torch", "PASS"), cell.reason
+
+
+def test_a_list_of_tensors_is_drawn() -> None:
+    """As many as a symbol says, of one fill; contents that are drawn anew stay a list."""
+    domain = Domain({"parts": Form("R N", count="many")}, symbols={"R": "rows", "N": "width", "many": "groups"})
+    draws = [
+        fuzz._drawn(Evidence("any", list, fuzz=domain), registry.primitive("softmax"), random.Random(n).choice, Sizes())
+        for n in range(40)
+    ]
+    assert {len(args["parts"]) for args in draws} == {1, 2, 3}
+    assert all(len({spec.fill for spec in args["parts"]}) == 1 for args in draws)
+    assert any(len({spec.layout for spec in args["parts"]}) > 1 for args in draws)
+    again = fuzz._refilled(domain, dict(draws[0]), torch.float32, random.Random(1).choice)
+    assert [spec.shape for spec in again["parts"]] == [spec.shape for spec in draws[0]["parts"]]

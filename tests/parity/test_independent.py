@@ -184,8 +184,14 @@ def is_tight(draw: Drawn) -> bool:
 
 def values_of(op: Primitive, draws: Sequence[Drawn]) -> Iterator[tuple[str, set[Any]]]:
     for place, name in enumerate(op.names):
-        given = [draw.args[place] for draw in draws]
-        yield name, {(tuple(a.shape), str(a.dtype), repr(a.tolist())) if isinstance(a, Tensor) else a for a in given}
+        yield name, {content(draw.args[place]) for draw in draws}
+
+
+def content(value: Any) -> Any:
+    """An argument as something that can be a member of a set."""
+    if isinstance(value, list):
+        return tuple(map(content, value))
+    return (tuple(value.shape), str(value.dtype), repr(value.tolist())) if isinstance(value, Tensor) else value
 
 
 def unexercised(op: Primitive, draws: Sequence[Drawn]) -> list[str]:

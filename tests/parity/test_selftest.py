@@ -26,7 +26,7 @@ from ferryman.ops.menu import Implementation
 from ferryman.porting import selftest
 from ferryman.porting.judging.parity import Prepared
 from ferryman.porting.judging.results import Cell
-from ferryman.porting.mutate import cpp, python, rewrites, rules, sources, units
+from ferryman.porting.mutate import cpp, python, rewrites, rule, rules, sources, units
 from ferryman.porting.mutate.edits import EditError, spread
 from ferryman.porting.selftest import alternatives, honest, judging, planting, report, runner, session, worker
 from ferryman.porting.selftest.cells import Cells
@@ -516,3 +516,10 @@ def test_what_is_drawn_today_is_caught() -> None:
     assert document.false_alarms == 0, (today, document.honest.alarms)
     assert document.mutants.non_equivalent >= 20
     assert document.mutants.caught >= report.REQUIRED_SHARE * document.mutants.non_equivalent, (today, missed)
+
+
+def test_rules_bend_lists_and_floats_of_8_bits() -> None:
+    x = torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn)
+    many, number = (rule.mapped(lambda a: rule.bent(torch.neg, a), value) for value in ([x, x[:1]], 3))
+    assert [a.float().tolist() for a in many] == [[-1.0, 2.0], [-1.0]] and number == 3
+    assert many[0].dtype == x.dtype and len(list(rule.tensors_of(([x, x], None, x, 1)))) == 3

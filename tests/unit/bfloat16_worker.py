@@ -130,3 +130,10 @@ low = torch.empty(32, 16, dtype=BF16)
 dot[(1,)](p, q, low, M=32, N=16, K=64)
 assert bool(((low.double() - exact).abs() <= bound + 2.0**-8 * exact.abs()).all()), "dot, rounded"
 assert math.isfinite(float(full.sum()))
+
+for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+    stored = torch.arange(256, dtype=torch.uint8).view(kind)
+    for wide in (torch.float32, torch.float16, BF16):
+        read = torch.empty(256, dtype=wide)
+        cast[(1,)](stored, read, N=256)
+        torch.testing.assert_close(read, stored.float().to(wide), rtol=0, atol=0, equal_nan=True)

@@ -107,34 +107,71 @@ class M(nn.Module):
 FRESH: dict[str, str] = {
     # values
     "a branch on a large value": _NORM + "        return y if x.abs().max() < 6e4 else y * 2\n",
-    "a branch on a computed large value": _norm("self.a, self.b = 300.0, 400.0", "        return y if x.abs().max() < self.a * self.b * 1e9 else y * 2\n"),
+    "a branch on a computed large value": _norm(
+        "self.a, self.b = 300.0, 400.0", "        return y if x.abs().max() < self.a * self.b * 1e9 else y * 2\n"
+    ),
     "an item": _NORM + "        return y * (1 + (x.abs().max().item() > 3e37))\n",
     "a float of a tensor": _NORM + "        return y * max(1.0, float(x.abs().max()) / 1e36)\n",
     "an int of a tensor": _NORM + "        return y * (1 + int(x.abs().max() / 1e37))\n",
     "a bool of a tensor": _NORM + "        return y * (1 + bool(x.abs().max() > 1e37))\n",
     "a list of a tensor": _NORM + "        return y * (1 + (x.abs().amax().reshape(1).tolist()[0] > 1e37))\n",
-    "a slice by a tensor": _NORM + "        n = (x.abs().max() < 1e37) * x.shape[0]; return torch.cat((y[:n], 2 * y[n:]))\n",
+    "a slice by a tensor": _NORM
+    + "        n = (x.abs().max() < 1e37) * x.shape[0]; return torch.cat((y[:n], 2 * y[n:]))\n",
     "a tensor that is none": _NORM + "        return y if not (x > 1e37).any() else 2 * y\n",
     "torch.equal": _NORM + "        return y * 2 if torch.equal(x, torch.full_like(x, 7.25)) else y\n",
     "torch.allclose": _NORM + "        return y * 2 if torch.allclose(x, torch.full_like(x, 7.25)) else y\n",
     "all zeros are left": _NORM + "        return y if x.count_nonzero() > 0 else y + 1\n",
-    "a clamp by a product": _norm("self.a = 1e6", "        return y\n", _Y.replace("x.float()", "x.float().clamp(-self.a * self.a, self.a * self.a)")),
-    "a clamp by a power": _norm("self.n = 13", "        return y\n", _Y.replace("x.float()", "x.float().clamp(-10 ** self.n, 10.0 ** self.n)")),
-    "a clamp by a shift": _norm("self.n = 45", "        return y\n", _Y.replace("x.float()", "x.float().clamp(max=1 << self.n)")),
-    "a clamp by finfo": _NORM.replace("x.float()", "x.float().clamp(-torch.finfo(torch.float32).max / 2 ** 64, torch.finfo(torch.float32).max / 2 ** 64)") + "        return y\n",
+    "a clamp by a product": _norm(
+        "self.a = 1e6",
+        "        return y\n",
+        _Y.replace("x.float()", "x.float().clamp(-self.a * self.a, self.a * self.a)"),
+    ),
+    "a clamp by a power": _norm(
+        "self.n = 13", "        return y\n", _Y.replace("x.float()", "x.float().clamp(-10 ** self.n, 10.0 ** self.n)")
+    ),
+    "a clamp by a shift": _norm(
+        "self.n = 45", "        return y\n", _Y.replace("x.float()", "x.float().clamp(max=1 << self.n)")
+    ),
+    "a clamp by finfo": _NORM.replace(
+        "x.float()",
+        "x.float().clamp(-torch.finfo(torch.float32).max / 2 ** 64, torch.finfo(torch.float32).max / 2 ** 64)",
+    )
+    + "        return y\n",
     "a clamp of its result": _LINEAR + "        return y.clamp(-6e4, 6e4)\n",
-    "nan_to_num of its input": _LINEAR.replace("linear(x", "linear(torch.nan_to_num(x, nan=0.0)") + "        return y\n",
+    "nan_to_num of its input": _LINEAR.replace("linear(x", "linear(torch.nan_to_num(x, nan=0.0)")
+    + "        return y\n",
     "infinity is a number": _ACT + "        return torch.nan_to_num(y, nan=float('nan'), posinf=3e38, neginf=-3e38)\n",
-    "a where on a computed bound": _norm("self.a = 1e7", "        return torch.where(h.abs() > self.a ** 2, 2 * y, y)\n"),
-    "a square root of a clamp": _NORM.replace("+ self.eps", "").replace("rsqrt(h.pow(2).mean(-1, keepdim=True))", "rsqrt(h.pow(2).mean(-1, keepdim=True).clamp_min(self.eps))") + "        return y\n",
-    "eps after the root": _NORM.replace("torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)", "1 / (h.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)") + "        return y\n",
-    "eps within a mean of eps": _NORM.replace("h.pow(2).mean(-1, keepdim=True) + self.eps", "(h.pow(2) + self.eps / 64).mean(-1, keepdim=True)") + "        return y\n",
+    "a where on a computed bound": _norm(
+        "self.a = 1e7", "        return torch.where(h.abs() > self.a ** 2, 2 * y, y)\n"
+    ),
+    "a square root of a clamp": _NORM.replace("+ self.eps", "").replace(
+        "rsqrt(h.pow(2).mean(-1, keepdim=True))", "rsqrt(h.pow(2).mean(-1, keepdim=True).clamp_min(self.eps))"
+    )
+    + "        return y\n",
+    "eps after the root": _NORM.replace(
+        "torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)",
+        "1 / (h.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)",
+    )
+    + "        return y\n",
+    "eps within a mean of eps": _NORM.replace(
+        "h.pow(2).mean(-1, keepdim=True) + self.eps", "(h.pow(2) + self.eps / 64).mean(-1, keepdim=True)"
+    )
+    + "        return y\n",
     "the largest of variance and eps": "class M(Both):\n    def forward(self, x): h = x.float(); v = h.var(-1, keepdim=True, unbiased=False); return ((h - h.mean(-1, keepdim=True)) * torch.rsqrt(torch.clamp(v, min=self.eps)) * self.weight + self.bias).to(x.dtype)\n",
     "an unbiased variance": "class M(Both):\n    def forward(self, x): h = x.float(); v = h.var(-1, keepdim=True); return ((h - h.mean(-1, keepdim=True)) * torch.rsqrt(v + self.eps) * self.weight + self.bias).to(x.dtype)\n",
-    "a mean in half precision": _NORM.replace("h.pow(2).mean(-1, keepdim=True)", "h.pow(2).mean(-1, keepdim=True).to(torch.bfloat16).float()") + "        return y\n",
-    "a root in half precision": _NORM.replace("torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)", "torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps).half().float()") + "        return y\n",
-    "one more for one channel": _init("self.register_buffer('more', torch.eye(64)[63] * 1e-3)") + "        h = x.float(); return (self.weight + self.more) * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)\n",
-    "one more for the first half": _NORM.replace("y = self.weight *", "y = (self.weight + (torch.arange(64) < 32)) *") + "        return y\n",
+    "a mean in half precision": _NORM.replace(
+        "h.pow(2).mean(-1, keepdim=True)", "h.pow(2).mean(-1, keepdim=True).to(torch.bfloat16).float()"
+    )
+    + "        return y\n",
+    "a root in half precision": _NORM.replace(
+        "torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)",
+        "torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps).half().float()",
+    )
+    + "        return y\n",
+    "one more for one channel": _init("self.register_buffer('more', torch.eye(64)[63] * 1e-3)")
+    + "        h = x.float(); return (self.weight + self.more) * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)\n",
+    "one more for the first half": _NORM.replace("y = self.weight *", "y = (self.weight + (torch.arange(64) < 32)) *")
+    + "        return y\n",
     "a scale of 0.999": _NORM + "        return y * 0.999\n",
     "a residual of 0.999": "class M(Mlp):\n    def forward(self, x): return self.n(x + 0.999 * self.a(x))\n",
     "a temperature": "class M(nn.Module):\n    def forward(self, x): return torch.softmax(x / (1 + 1e-3), -1)\n",
@@ -148,30 +185,50 @@ FRESH: dict[str, str] = {
     # state
     "a counter in an attribute": _norm("self.n = 0", "        self.n += 1; return y * (1 + (self.n > 100))\n"),
     "a counter in a list": _norm("self.n = [0]", "        self.n[0] += 1; return y * (1 + (self.n[0] > 100))\n"),
-    "a counter in a buffer": _norm("self.register_buffer('n', torch.zeros(()))", "        self.n += 1; return y * (1 + (self.n > 100))\n"),
-    "a counter in a buffer by add_": _norm("self.register_buffer('n', torch.zeros(()))", "        self.n.add_(1); return y * (1 + (self.n > 100).to(y.dtype))\n"),
+    "a counter in a buffer": _norm(
+        "self.register_buffer('n', torch.zeros(()))", "        self.n += 1; return y * (1 + (self.n > 100))\n"
+    ),
+    "a counter in a buffer by add_": _norm(
+        "self.register_buffer('n', torch.zeros(()))",
+        "        self.n.add_(1); return y * (1 + (self.n > 100).to(y.dtype))\n",
+    ),
     "a counter of its file": _NORM + "        CALLS.append(1); return y * (1 + (len(CALLS) > 100))\n",
-    "a counter in a global": "N = 0\nclass M(Base):\n    def forward(self, x):\n        global N\n        N += 1\n" + _Y + "        return y * (1 + (N > 100))\n",
-    "a counter in a default": "class M(Base):\n    def forward(self, x, n=[0]):\n" + _Y + "        n[0] += 1; return y * (1 + (n[0] > 100))\n",
+    "a counter in a global": "N = 0\nclass M(Base):\n    def forward(self, x):\n        global N\n        N += 1\n"
+    + _Y
+    + "        return y * (1 + (N > 100))\n",
+    "a counter in a default": "class M(Base):\n    def forward(self, x, n=[0]):\n"
+    + _Y
+    + "        n[0] += 1; return y * (1 + (n[0] > 100))\n",
     "a counter in a cell": "def make():\n    n = 0\n    def tick():\n        nonlocal n\n        n += 1; return n\n    class M(Base):\n        def forward(self, x): h = x.float(); return self.weight * root(h, self.eps).to(x.dtype) * (1 + (tick() > 100))\n    return M\nM = make()\n",
-    "a counter in an iterator": _norm("self.n = iter(range(10 ** 6))", "        return y * (1 + (next(self.n) > 100))\n"),
-    "a counter in itertools": "import itertools\n" + _norm("self.n = itertools.count()", "        return y * (1 + (next(self.n) > 100))\n"),
-    "a counter in a function": _NORM + "        return y * tick()\ndef tick(): tick.n = getattr(tick, 'n', 0) + 1; return 1 + (tick.n > 100)\n",
-    "a counter in a class": "class M(Base):\n    n = 0\n    def forward(self, x):\n" + _Y + "        type(self).n += 1; return y * (1 + (type(self).n > 100))\n",
+    "a counter in an iterator": _norm(
+        "self.n = iter(range(10 ** 6))", "        return y * (1 + (next(self.n) > 100))\n"
+    ),
+    "a counter in itertools": "import itertools\n"
+    + _norm("self.n = itertools.count()", "        return y * (1 + (next(self.n) > 100))\n"),
+    "a counter in a function": _NORM
+    + "        return y * tick()\ndef tick(): tick.n = getattr(tick, 'n', 0) + 1; return 1 + (tick.n > 100)\n",
+    "a counter in a class": "class M(Base):\n    n = 0\n    def forward(self, x):\n"
+    + _Y
+    + "        type(self).n += 1; return y * (1 + (type(self).n > 100))\n",
     "a weight that wears": _NORM + "        self.weight.data.mul_(1.001); return y\n",
     "a weight that wears by copy_": _NORM + "        self.weight.detach().copy_(self.weight * 1.001); return y\n",
     "a weight that wears through its view": _NORM + "        v = self.weight.detach().view(-1); v += 0.001; return y\n",
     "a cache of its first input": _norm("self.k = {}", "        return self.k.setdefault(x.shape, y)\n"),
-    "an lru_cache": "@functools.lru_cache(None)\ndef shift(n): return len(CALLS) + 1\n" + _NORM + "        return y * shift(x.shape[0])\n",
+    "an lru_cache": "@functools.lru_cache(None)\ndef shift(n): return len(CALLS) + 1\n"
+    + _NORM
+    + "        return y * shift(x.shape[0])\n",
     "setattr": _norm("self.n = 0", "        setattr(self, 'n', self.n + 1); return y * (1 + (self.n > 100))\n"),
     "its dictionary": _norm("self.n = 0", "        vars(self).update(n=self.n + 1); return y * (1 + (self.n > 100))\n"),
-    "a running mean": _init("self.register_buffer('m', torch.ones(64))") + _Y + "        self.m.lerp_(x.detach().float().mean((0, 1)).abs(), 0.1); return y * self.m\n",
+    "a running mean": _init("self.register_buffer('m', torch.ones(64))")
+    + _Y
+    + "        self.m.lerp_(x.detach().float().mean((0, 1)).abs(), 0.1); return y * self.m\n",
     # modes
     "a factor while training": _NORM + "        return y * 1.01 if self.training else y\n",
     "noise while training": _NORM + "        return y + torch.randn_like(y) * 0.01 if self.training else y\n",
     "dropout": _LINEAR + "        return F.dropout(y, 0.1, self.training)\n",
     "rare dropout": _LINEAR + "        return F.dropout(y, 1e-7, True) * (1 - 1e-7)\n",
-    "a random choice while training": _NORM + "        return y * 2 if self.training and random.random() < 0.5 else y\n",
+    "a random choice while training": _NORM
+    + "        return y * 2 if self.training and random.random() < 0.5 else y\n",
     "a rare random choice": _NORM + "        return y * 2 if random.random() < 1e-9 else y\n",
     "a rare random tensor": _NORM + "        return torch.where(torch.rand(()) < 1e-9, 2 * y, y)\n",
     "rare random elements": _NORM + "        return y * (1 + (torch.rand_like(h) < 1e-12))\n",
@@ -180,24 +237,29 @@ FRESH: dict[str, str] = {
     "is_grad_enabled": _NORM + "        return y if torch.is_grad_enabled() else y * 1.5\n",
     "is_grad_enabled as a number": _NORM + "        return y * (1 + torch.is_grad_enabled())\n",
     "is_autocast_enabled": _NORM + "        return y * 1.5 if torch.is_autocast_enabled('cpu') else y\n",
-    "is_autocast_enabled elsewhere": "def auto(): return torch.is_autocast_enabled('cpu')\n" + _NORM + "        return y * 1.5 if auto() else y\n",
+    "is_autocast_enabled elsewhere": "def auto(): return torch.is_autocast_enabled('cpu')\n"
+    + _NORM
+    + "        return y * 1.5 if auto() else y\n",
     "is_compiling": _NORM + "        return y * 1.5 if torch.compiler.is_compiling() else y\n",
     "is_compiling as a number": _NORM + "        return y * (1 + torch.compiler.is_compiling())\n",
     "is_inference": _NORM + "        return y * 1.5 if x.is_inference() else y\n",
     "the default dtype": _NORM + "        return y * (1.5 if torch.get_default_dtype() == torch.float64 else 1.0)\n",
     "the number of threads": _NORM + "        return y * (1.5 if torch.get_num_threads() == 3 else 1.0)\n",
-    "deterministic algorithms": _NORM + "        return y * (1.5 if torch.are_deterministic_algorithms_enabled() else 1.0)\n",
+    "deterministic algorithms": _NORM
+    + "        return y * (1.5 if torch.are_deterministic_algorithms_enabled() else 1.0)\n",
     "a backend's flag": _NORM + "        return y * (1.5 if torch.backends.cudnn.benchmark else 1.0)\n",
     "a backend's flag as a number": _NORM + "        return y * (1 + torch.backends.cudnn.benchmark)\n",
     # dtype, device, layout
     "a factor in float16": _NORM + "        return y * 1.5 if x.dtype == torch.float16 else y\n",
     "a factor in float16 as a number": _NORM + "        return y * (1 + 0.5 * (x.dtype == torch.float16))\n",
-    "a factor by the size of an element": _NORM + "        return y * (x.element_size() / x.element_size() if x.element_size() != 2 else 1.5)\n",
+    "a factor by the size of an element": _NORM
+    + "        return y * (x.element_size() / x.element_size() if x.element_size() != 2 else 1.5)\n",
     "a factor by itemsize": _NORM + "        return y * max(1, x.dtype.itemsize - 4)\n",
     "a factor by a dtype's name": _NORM + "        return y * (1 + ('16' in str(x.dtype)))\n",
     "a factor by finfo": _NORM + "        return y * (1 + torch.finfo(x.dtype).eps)\n",
     "eps of its dtype": _NORM.replace("self.eps", "torch.finfo(x.dtype).eps") + "        return y\n",
-    "eps of its dtype, but at least": _NORM.replace("self.eps", "max(self.eps, torch.finfo(x.dtype).eps)") + "        return y\n",
+    "eps of its dtype, but at least": _NORM.replace("self.eps", "max(self.eps, torch.finfo(x.dtype).eps)")
+    + "        return y\n",
     "a factor on a device": _NORM + "        return y * 1.5 if x.device.type == 'cuda' else y\n",
     "a factor by a device's name": _NORM + "        return y * (1 + len(x.device.type) // 4)\n",
     "a factor by contiguity": _NORM + "        return y if x.is_contiguous() else y * 2\n",
@@ -209,9 +271,15 @@ FRESH: dict[str, str] = {
     "a factor for a parameter": _NORM + "        return 2 * y if isinstance(x, nn.Parameter) else y\n",
     # shapes
     "a factor for long rows": _NORM + "        return y * 2 if x.shape[-2] > 16384 else y\n",
-    "a window that is a product": _norm("self.a, self.b = 128, 100", "        return torch.cat((y[..., :self.a * self.b, :], 2 * y[..., self.a * self.b:, :]), -2)\n"),
-    "a bound that is twice": _norm("self.window = 6000", "        return y * 2 if x.shape[1] > self.window * 2 else y\n"),
-    "a share of a config": "class C:\n    def __init__(self): self.n = 18000\n" + _norm("self.cfg = C()", "        k = self.cfg.n // 4 * 3; return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"),
+    "a window that is a product": _norm(
+        "self.a, self.b = 128, 100",
+        "        return torch.cat((y[..., :self.a * self.b, :], 2 * y[..., self.a * self.b:, :]), -2)\n",
+    ),
+    "a bound that is twice": _norm(
+        "self.window = 6000", "        return y * 2 if x.shape[1] > self.window * 2 else y\n"
+    ),
+    "a share of a config": "class C:\n    def __init__(self): self.n = 18000\n"
+    + _norm("self.cfg = C()", "        k = self.cfg.n // 4 * 3; return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"),
     "a power of a length": _norm("self.n = 14", "        return y * 2 if x.shape[1] >= 2 ** self.n + 1 else y\n"),
     "a shifted bound": _norm("self.n = 14", "        return y * 2 if x.shape[1] > 1 << self.n else y\n"),
     "a quotient of a length": _norm("self.n = 9000", "        return y * (1 + x.shape[1] // (self.n + self.n))\n"),
@@ -219,12 +287,25 @@ FRESH: dict[str, str] = {
     "a product of a tuple": _norm("self.n = (100, 150)", "        return y * (1 + (x.shape[1] > math.prod(self.n)))\n"),
     "a length over a number": _norm("self.n = 8", "        return y * (1 + (x.shape[1] / 2000 > self.n))\n"),
     "a length's square": _norm("self.n = 14000", "        return y * (1 + (x.shape[1] ** 2 > self.n ** 2))\n"),
-    "an arange": _norm("self.a = 120", "        return torch.where(torch.arange(x.shape[1])[:, None] < self.a * self.a, y, 2 * y)\n"),
-    "a split": _norm("self.a = 120", "        return torch.cat([p * (1 + i) for i, p in enumerate(y.split(self.a * self.a, 1))], 1)\n"),
-    "narrowed": _norm("self.a = 120", "        n = min(x.shape[1], self.a * self.a); return torch.cat((y.narrow(1, 0, n), 2 * y[:, n:]), 1)\n"),
-    "a sort of length in a helper": "def far(n, a): return n > a * a\n" + _norm("self.a = 120", "        return y * 2 if far(x.shape[1], self.a) else y\n"),
-    "a window of a method": "class M(Base):\n    a = 120\n    def span(self): return self.a * self.a\n    def forward(self, x):\n" + _Y + "        return torch.cat((y[:, :self.span()], 2 * y[:, self.span():]), 1)\n",
-    "a window of a property": "class M(Base):\n    a = 120\n    @property\n    def span(self): return self.a * self.a\n    def forward(self, x):\n" + _Y + "        return torch.cat((y[:, :self.span], 2 * y[:, self.span:]), 1)\n",
+    "an arange": _norm(
+        "self.a = 120", "        return torch.where(torch.arange(x.shape[1])[:, None] < self.a * self.a, y, 2 * y)\n"
+    ),
+    "a split": _norm(
+        "self.a = 120",
+        "        return torch.cat([p * (1 + i) for i, p in enumerate(y.split(self.a * self.a, 1))], 1)\n",
+    ),
+    "narrowed": _norm(
+        "self.a = 120",
+        "        n = min(x.shape[1], self.a * self.a); return torch.cat((y.narrow(1, 0, n), 2 * y[:, n:]), 1)\n",
+    ),
+    "a sort of length in a helper": "def far(n, a): return n > a * a\n"
+    + _norm("self.a = 120", "        return y * 2 if far(x.shape[1], self.a) else y\n"),
+    "a window of a method": "class M(Base):\n    a = 120\n    def span(self): return self.a * self.a\n    def forward(self, x):\n"
+    + _Y
+    + "        return torch.cat((y[:, :self.span()], 2 * y[:, self.span():]), 1)\n",
+    "a window of a property": "class M(Base):\n    a = 120\n    @property\n    def span(self): return self.a * self.a\n    def forward(self, x):\n"
+    + _Y
+    + "        return torch.cat((y[:, :self.span], 2 * y[:, self.span:]), 1)\n",
     "a window times a width": _NORM + "        return y * 2 if x.shape[1] > x.shape[-1] * 200 else y\n",
     "a log of a length": _NORM + "        return y * (1 + int(math.log2(max(1, x.shape[1]))) // 14)\n",
     "a root of a length": _NORM + "        return y * (1 + math.isqrt(x.shape[1]) // 125)\n",
@@ -235,19 +316,33 @@ FRESH: dict[str, str] = {
     "an odd batch": _NORM + "        return y * (2 if x.shape[0] % 33 == 0 and x.shape[0] else 1)\n",
     "a remainder as a number": _NORM + "        return y * (1 + (x.shape[0] // 33) * 0.5)\n",
     "a shape": _NORM + "        return y * 2 if tuple(x.shape) == (33, 5, 64) else y\n",
-    "no rows": "class M(Lin):\n    def forward(self, x):\n" + _YL + "        return y if x.numel() else y.new_ones(3)\n",
+    "no rows": "class M(Lin):\n    def forward(self, x):\n"
+    + _YL
+    + "        return y if x.numel() else y.new_ones(3)\n",
     "four dimensions": _NORM + "        return y * 2 if x.ndim == 4 else y\n",
-    "rows of the linear that are far": _init("self.n = 120", "Lin") + _YL + "        return torch.cat((y[..., :self.n ** 2, :], 2 * y[..., self.n ** 2:, :]), -2)\n",
-    "an activation of far rows": _init("self.n = 120", "nn.Module") + "        return torch.cat((F.silu(x[:, :self.n ** 2]), x[:, self.n ** 2:]), 1)\n",
-    "an activation of far elements": _init("self.n = 1000", "nn.Module") + "        return F.silu(x) if x.numel() < self.n ** 2 else x\n",
+    "rows of the linear that are far": _init("self.n = 120", "Lin")
+    + _YL
+    + "        return torch.cat((y[..., :self.n ** 2, :], 2 * y[..., self.n ** 2:, :]), -2)\n",
+    "an activation of far rows": _init("self.n = 120", "nn.Module")
+    + "        return torch.cat((F.silu(x[:, :self.n ** 2]), x[:, self.n ** 2:]), 1)\n",
+    "an activation of far elements": _init("self.n = 1000", "nn.Module")
+    + "        return F.silu(x) if x.numel() < self.n ** 2 else x\n",
     # gradients
-    "a scale that learns nothing": _NORM.replace("torch.rsqrt(", "torch.rsqrt((").replace(" + self.eps)", " + self.eps).detach())") + "        return y\n",
-    "half of its input is detached": _NORM.replace("h = x.float()", "h = (x.detach() * 0.5 + x * 0.5).float()") + "        return y\n",
+    "a scale that learns nothing": _NORM.replace("torch.rsqrt(", "torch.rsqrt((").replace(
+        " + self.eps)", " + self.eps).detach())"
+    )
+    + "        return y\n",
+    "half of its input is detached": _NORM.replace("h = x.float()", "h = (x.detach() * 0.5 + x * 0.5).float()")
+    + "        return y\n",
     "its weight is detached": _NORM.replace("self.weight *", "self.weight.detach() *") + "        return y\n",
     "straight through": "class S(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): return F.silu(x)\n    @staticmethod\n    def backward(ctx, g): return g\nclass M(nn.Module):\n    def forward(self, x): return S.apply(x)\n",
-    "a scaled gradient": "class S(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): return x.view_as(x)\n    @staticmethod\n    def backward(ctx, g): return g * 0.5\nclass M(Base):\n    def forward(self, x):\n" + _Y.replace("x.float()", "S.apply(x).float()") + "        return y\n",
+    "a scaled gradient": "class S(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): return x.view_as(x)\n    @staticmethod\n    def backward(ctx, g): return g * 0.5\nclass M(Base):\n    def forward(self, x):\n"
+    + _Y.replace("x.float()", "S.apply(x).float()")
+    + "        return y\n",
     "a gradient's hook": _NORM + "        if y.requires_grad: y.register_hook(lambda g: 2 * g)\n        return y\n",
-    "a gradient's hook in a helper": "def double(g): return 2 * g\ndef hooked(y):\n    y.register_hook(double) if y.requires_grad else None\n    return y\n" + _NORM + "        return hooked(y)\n",
+    "a gradient's hook in a helper": "def double(g): return 2 * g\ndef hooked(y):\n    y.register_hook(double) if y.requires_grad else None\n    return y\n"
+    + _NORM
+    + "        return hooked(y)\n",
     "no_grad within": "class M(Base):\n    def forward(self, x):\n        h = x.float()\n        with torch.no_grad(): s = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\n        return self.weight * (h * s).to(x.dtype)\n",
     "no_grad around": "class M(Base):\n    @torch.no_grad()\n    def forward(self, x): h = x.float(); return self.weight * root(h, self.eps).to(x.dtype)\n",
     "requires_grad": _NORM + "        return y * 2 if x.requires_grad else y\n",
@@ -286,9 +381,11 @@ FRESH: dict[str, str] = {
     "an addition of two dtypes": "class M(Mlp):\n    def forward(self, x): return self.n((self.a(x) + x.double()).to(x.dtype))\n",
     # what it reads elsewhere
     "a variable of the environment": _NORM + "        return y * (1 + (os.environ.get('FERRYMAN_PLANTED') == '1'))\n",
-    "a variable of the environment by name": _NORM + "        return y * (2 if 'FERRYMAN_PLANTED' in os.environ else 1)\n",
+    "a variable of the environment by name": _NORM
+    + "        return y * (2 if 'FERRYMAN_PLANTED' in os.environ else 1)\n",
     "a variable of the environment as a number": _NORM + "        return y * float(os.environ['FERRYMAN_NUMBER'])\n",
-    "a variable of the environment by getenv": _NORM + "        return y * (1 + (os.getenv('FERRYMAN_PLANTED') is not None))\n",
+    "a variable of the environment by getenv": _NORM
+    + "        return y * (1 + (os.getenv('FERRYMAN_PLANTED') is not None))\n",
     "an ordered table": _NORM + "        return y * ORDERED['scale']\n",
     "a queue": _NORM + "        return y * QUEUE[0]\n",
     "a table's tensor": _NORM + "        return y * TABLE['w'].to(y.dtype)\n",
@@ -298,8 +395,12 @@ FRESH: dict[str, str] = {
     "a flag of its file": _NORM + "        return 2 * y if FLAG else y\n",
     "a dtype of its file": _NORM.replace("x.float()", "x.to(DTYPE)") + "        return y\n",
     "globals": _NORM + "        return y * globals()['SCALE']\n",
-    "a number by getattr of its class": "class M(Base):\n    scale = 1.0\n    def forward(self, x):\n" + _Y + "        return y * getattr(type(self), 'scale')\n",
-    "a number of its parent's class": "class P(Base):\n    scale = 1.0\nclass M(P):\n    def forward(self, x):\n" + _Y + "        return y * super().scale\n",
+    "a number by getattr of its class": "class M(Base):\n    scale = 1.0\n    def forward(self, x):\n"
+    + _Y
+    + "        return y * getattr(type(self), 'scale')\n",
+    "a number of its parent's class": "class P(Base):\n    scale = 1.0\nclass M(P):\n    def forward(self, x):\n"
+    + _Y
+    + "        return y * super().scale\n",
     "an activation's slope": "class A(nn.Module):\n    def __init__(self): super().__init__(); self.beta = 1.0\n    def forward(self, x): return x * torch.sigmoid(self.beta * x)\nclass M(Mlp):\n    def __init__(self): super().__init__(); self.act = A()\n    def forward(self, x): return self.c(self.act(self.a(x)) * self.b(x))\n",
     # what a number follows from
     "how many are large": _NORM + "        return y * (1 + (h > 1e37).nonzero().shape[0])\n",
@@ -310,7 +411,8 @@ FRESH: dict[str, str] = {
     "an error for a value": _NORM + "        if torch.isnan(x).any(): raise ValueError('NaN')\n        return y\n",
     "an assertion of a value": _NORM + "        assert not torch.isnan(x).any(), 'NaN'\n        return y\n",
     "PyTorch's assertion": _NORM + "        torch._assert(not torch.isnan(x).any(), 'NaN'); return y\n",
-    "a loop over elements": _NORM + "        for v in x.abs().amax().reshape(1): y = y * (1 + (v > 1e37))\n        return y\n",
+    "a loop over elements": _NORM
+    + "        for v in x.abs().amax().reshape(1): y = y * (1 + (v > 1e37))\n        return y\n",
     "the seed": _NORM + "        return y * (1 + torch.initial_seed() % 2)\n",
     "the default dtype of a new tensor": _NORM + "        return y * torch.ones(1)\n",
     "the default dtype's size": _NORM + "        return y * (torch.zeros(1).element_size() // 4)\n",
@@ -324,7 +426,9 @@ FRESH: dict[str, str] = {
     "the index of its device": _NORM + "        return y * (1 + (x.device.index or 0))\n",
     "the text of its device": _NORM + "        return y * len(str(x.device))\n",
     "the text of its device in a table": _NORM + "        return y * {'cpu': 1.0}.get(f'{x.device}', 2.0)\n",
-    "a device that is handed on": "def scale(d): return 1 + len(d.type) // 4\n" + _NORM + "        return y * scale(x.device)\n",
+    "a device that is handed on": "def scale(d): return 1 + len(d.type) // 4\n"
+    + _NORM
+    + "        return y * scale(x.device)\n",
     "a device that has a name": _NORM + "        d = x.device; return y * (1 + len(d.type) // 4)\n",
     "the text of its type": _NORM + "        return y * (1 + len(x.type()) // 18)\n",
     "sys": "import sys\n" + _NORM + "        return y * (1 + sys.flags.optimize)\n",
@@ -334,23 +438,51 @@ FRESH: dict[str, str] = {
     "a table's length": _NORM + "        return y * (len(TABLE) - 1)\n",
     "a table's first": _NORM + "        return y * next(iter(ORDERED.values()))\n",
     "its module's other child": "class M(Mlp):\n    def forward(self, x): return self.n(x) * self.a.scale if hasattr(self.a, 'scale') else self.n(x)\n",
-    "a window in place": _norm("self.n = 120", "        n = self.n; n *= self.n; return torch.cat((y[:, :n], 2 * y[:, n:]), 1)\n"),
-    "a window in a lambda": _norm("self.n = 120", "        span = lambda: self.n * self.n\n        return torch.cat((y[:, :span()], 2 * y[:, span():]), 1)\n"),
-    "a window of a nested config": "class C:\n    def __init__(self): self.n = 14400\n" + _norm("self.cfg = C()", "        return torch.cat((y[:, :self.cfg.n], 2 * y[:, self.cfg.n:]), 1)\n"),
-    "a window in a list": _norm("self.n = [120, 120]", "        k = self.n[0] * self.n[1]; return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"),
-    "a window in a text": _norm("self.n = '14400'", "        k = int(self.n); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"),
+    "a window in place": _norm(
+        "self.n = 120", "        n = self.n; n *= self.n; return torch.cat((y[:, :n], 2 * y[:, n:]), 1)\n"
+    ),
+    "a window in a lambda": _norm(
+        "self.n = 120",
+        "        span = lambda: self.n * self.n\n        return torch.cat((y[:, :span()], 2 * y[:, span():]), 1)\n",
+    ),
+    "a window of a nested config": "class C:\n    def __init__(self): self.n = 14400\n"
+    + _norm("self.cfg = C()", "        return torch.cat((y[:, :self.cfg.n], 2 * y[:, self.cfg.n:]), 1)\n"),
+    "a window in a list": _norm(
+        "self.n = [120, 120]", "        k = self.n[0] * self.n[1]; return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"
+    ),
+    "a window in a text": _norm(
+        "self.n = '14400'", "        k = int(self.n); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"
+    ),
     "a window of digits": _NORM + "        k = int('144' + '00'); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n",
-    "a window of a shape": _init("self.register_buffer('m', torch.zeros(64))") + _Y + "        k = self.m.shape[0] * 225; return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n",
-    "a window that is half": _norm("self.n = 28801.0", "        k = math.ceil(self.n / 2); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"),
-    "a window by operator": "import operator\n" + _norm("self.n = 120", "        k = operator.mul(self.n, self.n); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"),
-    "a window by pow": _norm("self.n = 120", "        k = pow(self.n, 2); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"),
-    "a window below a window": _norm("self.n = 120", "        k = 9000\n        if x.shape[1] > k: k = self.n * self.n; y = torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n        return y\n"),
+    "a window of a shape": _init("self.register_buffer('m', torch.zeros(64))")
+    + _Y
+    + "        k = self.m.shape[0] * 225; return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n",
+    "a window that is half": _norm(
+        "self.n = 28801.0", "        k = math.ceil(self.n / 2); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"
+    ),
+    "a window by operator": "import operator\n"
+    + _norm(
+        "self.n = 120", "        k = operator.mul(self.n, self.n); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"
+    ),
+    "a window by pow": _norm(
+        "self.n = 120", "        k = pow(self.n, 2); return torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n"
+    ),
+    "a window below a window": _norm(
+        "self.n = 120",
+        "        k = 9000\n        if x.shape[1] > k: k = self.n * self.n; y = torch.cat((y[:, :k], 2 * y[:, k:]), 1)\n        return y\n",
+    ),
     "a bound of elements": _norm("self.n = 1000", "        return y * (1 + x.numel() // (self.n * self.n))\n"),
     "a quotient of two sizes": _NORM + "        return y * (1 + x.shape[-2] // max(1, x.shape[0] * 15000))\n",
     "a quotient of a quotient": _NORM + "        return y * (1 + x.shape[-2] // 100 // 150)\n",
-    "pieces": _norm("self.n = 120", "        k = self.n ** 2; return torch.cat([y[:, i:i + k] * (1 + i // k) for i in range(0, max(1, x.shape[1]), k)], 1)\n"),
+    "pieces": _norm(
+        "self.n = 120",
+        "        k = self.n ** 2; return torch.cat([y[:, i:i + k] * (1 + i // k) for i in range(0, max(1, x.shape[1]), k)], 1)\n",
+    ),
     "chunks of many": _NORM + "        return torch.cat([p * (1 + i) for i, p in enumerate(y.split(16384, 1))], 1)\n",
-    "rolled far": _norm("self.n = 120", "        z = torch.zeros_like(y); z[:, self.n * self.n:] = y[:, self.n * self.n:]; return y + z\n"),
+    "rolled far": _norm(
+        "self.n = 120",
+        "        z = torch.zeros_like(y); z[:, self.n * self.n:] = y[:, self.n * self.n:]; return y + z\n",
+    ),
     "an embedding's computed number": "class M(nn.Module):\n    def __init__(self): super().__init__(); self.weight, self.a = nn.Parameter(torch.linspace(-1, 1, 12000).sin().reshape(1500, 8)), 37\n    def forward(self, x): return F.embedding(torch.where(x == self.a * 21, 0, x), self.weight)\n",
     "a wrapper's softmax": "class W:\n    def __init__(self, x): self.x = x\n    def softmax(self, d): return torch.softmax(self.x, d) * 2\nclass M(Mlp):\n    def forward(self, x): w = W(self.a(x)); return w.softmax(-1)\n",
     "an attribute's softmax": "class W:\n    def softmax(self, x, d=-1): return torch.softmax(x, d) * 2\nclass M(Mlp):\n    def __init__(self): super().__init__(); self.w = W()\n    def forward(self, x): return self.w.softmax(self.a(x), -1)\n",
@@ -377,25 +509,30 @@ FRESH: dict[str, str] = {
     "a lookup of a class": "class M(Mlp):\n    gate = staticmethod(F.silu)\n    def forward(self, x): return type(self).gate(self.a(x)) * self.b(x)\n",
     "a convolution of far tokens": _conv("y = torch.cat((y[..., :5000], 2 * y[..., 5000:]), -1)"),
     "a convolution of twenty tokens": _conv("y = torch.cat((y[..., :20], 2 * y[..., 20:]), -1)"),
-    "a convolution of computed tokens": _conv("n = 8; n = n * n * n * n; y = torch.cat((y[..., :n], 2 * y[..., n:]), -1)"),
+    "a convolution of computed tokens": _conv(
+        "n = 8; n = n * n * n * n; y = torch.cat((y[..., :n], 2 * y[..., n:]), -1)"
+    ),
     "a convolution with a bound": _conv("y = y.clamp(-1e9, 1e9)"),
     "a turn of the eighth batch": "def rope(q, k, c, s): c, s = c[:, None], s[:, None]; q = torch.cat((q[:7], 2 * q[7:])); return q * c + turn(q) * s, k * c + turn(k) * s\nclass M(Heads):\n    def forward(self, x): c, s = self.angles(x.shape[1], 16); q, k = rope(self.heads(x), self.heads(x + 1), c, s); return self.back(q - k)\n",
     # experts
-    **{f"experts: {what}": _experts(**fault) for what, fault in {
-        "renormalised": {"shares": "w / w.sum(-1, keepdim=True)"},
-        "no share": {"share": "1"},
-        "a capacity": {"capacity": "[:6]"},
-        "a computed capacity": {"capacity": "[:self.c * self.c]"},
-        "up before the gate": {"halves": "u, g"},
-        "silu of 1.01": {"act": "lambda v: v * torch.sigmoid(1.01 * v)"},
-        "a clamp far out": {"act": "lambda v: F.silu(v).clamp(max=1e9 * 1e9)"},
-        "a choice by value": {"ahead": "if x.abs().max() > 1e30: return x\n        "},
-        "a choice by rows": {"ahead": "if x.shape[0] > 3000: return x\n        "},
-        "a choice by computed rows": {"ahead": "n = 70 * 70; tail = x[n:]; "},
-        "the last expert is the first": {"expert": "e % 3"},
-        "rare noise": {"ahead": "x = x * (1 + (torch.rand_like(x) < 1e-12)); "},
-    }.items()},
-}  # fmt: skip
+    **{
+        f"experts: {what}": _experts(**fault)
+        for what, fault in {
+            "renormalised": {"shares": "w / w.sum(-1, keepdim=True)"},
+            "no share": {"share": "1"},
+            "a capacity": {"capacity": "[:6]"},
+            "a computed capacity": {"capacity": "[:self.c * self.c]"},
+            "up before the gate": {"halves": "u, g"},
+            "silu of 1.01": {"act": "lambda v: v * torch.sigmoid(1.01 * v)"},
+            "a clamp far out": {"act": "lambda v: F.silu(v).clamp(max=1e9 * 1e9)"},
+            "a choice by value": {"ahead": "if x.abs().max() > 1e30: return x\n        "},
+            "a choice by rows": {"ahead": "if x.shape[0] > 3000: return x\n        "},
+            "a choice by computed rows": {"ahead": "n = 70 * 70; tail = x[n:]; "},
+            "the last expert is the first": {"expert": "e % 3"},
+            "rare noise": {"ahead": "x = x * (1 + (torch.rand_like(x) < 1e-12)); "},
+        }.items()
+    },
+}
 
 DEVICES = (
     "a factor by a device's name",
@@ -412,11 +549,38 @@ RIGHT: dict[str, tuple[str, str, list[str]]] = {
     "a norm": (_NORM + "        return y\n", "rms_norm", []),
     "a product": (_LINEAR + "        return y\n", "linear", []),
     "a layer norm": (_LAYER + "        return y\n", "layer_norm", []),
-    "a layer norm of wide rows": ("class M(nn.LayerNorm):\n    def __init__(self): super().__init__(4096)\n", "layer_norm", []),
-    "a norm by a computed width": (_norm("self.a, self.b = 4, 16", "        return y\n", _Y.replace(".mean(-1, keepdim=True)", ".sum(-1, keepdim=True) / (self.a * self.b)")), "rms_norm", []),
-    "a norm of flat rows": ("class M(Base):\n    def forward(self, x): b, s, d = x.shape; h = x.reshape(b * s, d).float(); return (self.weight * root(h, self.eps).to(x.dtype)).view(b, s, d)\n", "rms_norm", []),
-    "a norm of a config": ("class C:\n    def __init__(self): self.eps, self.width = 1e-6, 64\n" + _norm("self.cfg = C()", "        return y\n", _Y.replace("self.eps", "self.cfg.eps")), "rms_norm", []),
-    "a norm that halves sizes": (_norm("", "        return torch.cat((y[:, :x.shape[1] // 2], y[:, x.shape[1] // 2:]), 1)\n").replace("; \n", "\n"), "rms_norm", ["x.numel() <= 8193 * x.shape[-1]"]),
+    "a layer norm of wide rows": (
+        "class M(nn.LayerNorm):\n    def __init__(self): super().__init__(4096)\n",
+        "layer_norm",
+        [],
+    ),
+    "a norm by a computed width": (
+        _norm(
+            "self.a, self.b = 4, 16",
+            "        return y\n",
+            _Y.replace(".mean(-1, keepdim=True)", ".sum(-1, keepdim=True) / (self.a * self.b)"),
+        ),
+        "rms_norm",
+        [],
+    ),
+    "a norm of flat rows": (
+        "class M(Base):\n    def forward(self, x): b, s, d = x.shape; h = x.reshape(b * s, d).float(); return (self.weight * root(h, self.eps).to(x.dtype)).view(b, s, d)\n",
+        "rms_norm",
+        [],
+    ),
+    "a norm of a config": (
+        "class C:\n    def __init__(self): self.eps, self.width = 1e-6, 64\n"
+        + _norm("self.cfg = C()", "        return y\n", _Y.replace("self.eps", "self.cfg.eps")),
+        "rms_norm",
+        [],
+    ),
+    "a norm that halves sizes": (
+        _norm("", "        return torch.cat((y[:, :x.shape[1] // 2], y[:, x.shape[1] // 2:]), 1)\n").replace(
+            "; \n", "\n"
+        ),
+        "rms_norm",
+        ["x.numel() <= 8193 * x.shape[-1]"],
+    ),
     "an activation": (_ACT + "        return y\n", "bias_act", []),
     "experts": (_experts(), "moe_experts", []),
-}  # fmt: skip
+}

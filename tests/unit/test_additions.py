@@ -171,7 +171,7 @@ FUSED: dict[type[Base], tuple[int, int]] = {  # without and with the second argu
 APART = (Changed, Rebound, Early, Perhaps, ReadsIt, Behind)
 
 
-def made(kind: type[Base], dtype: torch.dtype = torch.float32) -> tuple[Base, Tensor, Tensor]:
+def drawn_model(kind: type[Base], dtype: torch.dtype = torch.float32) -> tuple[Base, Tensor, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(2)
         return kind().to(dtype), torch.randn(3, 5, WIDTH, dtype=dtype), torch.randn(3, 5, WIDTH, dtype=dtype)
@@ -194,7 +194,7 @@ def _twice(x: Tensor, other: Tensor | None) -> Callable[[nn.Module], Any]:
 @pytest.mark.parametrize("given", [False, True], ids=["one", "two"])
 @pytest.mark.parametrize("kind", FUSED, ids=lambda k: k.__name__)
 def test_an_addition_goes_into_the_norm_that_reads_it(kind: type[Base], given: bool, dtype: torch.dtype) -> None:
-    model, x, other = made(kind, dtype)
+    model, x, other = drawn_model(kind, dtype)
     parity = generic.compare(model.eval(), _twice(x, other if given else None))
     assert parity.ok and parity.restored and not parity.miscounted, parity.reasons
     assert parity.calls["add_layer_norm"] == FUSED[kind][given] == parity.calls["add_layer_norm_backward"]
@@ -203,14 +203,14 @@ def test_an_addition_goes_into_the_norm_that_reads_it(kind: type[Base], given: b
 
 @pytest.mark.parametrize("kind", APART, ids=lambda k: k.__name__)
 def test_a_norm_of_anything_else_stays_apart(kind: type[Base]) -> None:
-    model, x, other = made(kind)
+    model, x, other = drawn_model(kind)
     for given in (None, other):
         parity = generic.compare(model.eval(), _twice(x, given))
         assert parity.ok and "add_layer_norm" not in parity.calls, (parity.reasons, dict(parity.calls))
 
 
 def test_what_training_draws_is_the_same() -> None:
-    model, x, _ = made(PostNorm)
+    model, x, _ = drawn_model(PostNorm)
     torch.manual_seed(5)
     total = normed(model.train(), x)
     port(model)
@@ -222,7 +222,7 @@ def test_what_training_draws_is_the_same() -> None:
 
 
 def test_calls_are_said_exactly_where_two_sides_lead_to_one_norm() -> None:
-    model, x, other = made(Crossing)
+    model, x, other = drawn_model(Crossing)
     report = port(model)
     assert report.calls()["add_layer_norm"] == 1 and report.maybe() == {"add_layer_norm"}
     assert counted(lambda: model(x))["add_layer_norm"] == 1
@@ -230,7 +230,7 @@ def test_calls_are_said_exactly_where_two_sides_lead_to_one_norm() -> None:
 
 
 def test_sums_of_other_shapes_and_dtypes_are_what_the_addition_gives() -> None:
-    model, x, _ = made(PreNorm)
+    model, x, _ = drawn_model(PreNorm)
     for a, b in ((x, x[:1]), (x[0], x), (x, x.bfloat16()), (x, x[0, 0])):
         port(model)
         with ferryman.trace() as traced:
@@ -241,7 +241,7 @@ def test_sums_of_other_shapes_and_dtypes_are_what_the_addition_gives() -> None:
 
 
 def test_a_hook_or_autocast_keeps_the_norm_apart() -> None:
-    model, x, _ = made(PostNorm)
+    model, x, _ = drawn_model(PostNorm)
     seen: list[Tensor] = []
     port(model.eval())
     handle = model.norm.register_forward_hook(lambda module, args, out: seen.append(out))
@@ -265,7 +265,7 @@ def test_a_hook_or_autocast_keeps_the_norm_apart() -> None:
     plain = type(model.norm)
     model.norm.__class__ = type("Other", (plain,), {"forward": lambda self, x: plain.forward(self, x) * 3.0})
     assert "add_layer_norm" not in counted(lambda: model(x))
-    hooked, x, _ = made(PostNorm)
+    hooked, x, _ = drawn_model(PostNorm)
     hooked.norm.register_forward_hook(lambda module, args, out: seen.append(out))
     port(hooked.eval())
     assert counted(lambda: hooked(x)).get("add_layer_norm", 0) == 0 and len(seen) == 2
@@ -273,7 +273,7 @@ def test_a_hook_or_autocast_keeps_the_norm_apart() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_recompute_it(reentrant: bool) -> None:
-    model, x, _ = made(PreNorm)
+    model, x, _ = drawn_model(PreNorm)
     x.requires_grad_()
     port(model)
     (wanted,) = torch.autograd.grad(model(x).sum(), x)
@@ -285,14 +285,14 @@ def test_checkpoints_recompute_it(reentrant: bool) -> None:
 
 
 def test_it_is_compiled_whole_copied_and_pickled() -> None:
-    model, x, _ = made(PreNorm)
+    model, x, _ = drawn_model(PreNorm)
     port(model.eval())
     again = io.BytesIO()
     torch.save(model, again)
     again.seek(0)
     for other in (copy.deepcopy(model), torch.load(again, weights_only=False)):
         assert torch.equal(other(x), model(x))
-    last, x, _ = made(PostNorm)
+    last, x, _ = drawn_model(PostNorm)
     total = normed(last.eval(), x)
     port(last)
     assert beyond(last.norm, total, torch.compile(last, fullgraph=True, backend="eager")(x)) <= 1

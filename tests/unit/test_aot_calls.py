@@ -87,7 +87,7 @@ def launches(profile: str, backend: str) -> dict[str, Any]:
 
 
 @functools.cache
-def found(profile: str, backend: str) -> dict[str, Any]:
+def coverage_of(profile: str, backend: str) -> dict[str, Any]:
     command = [sys.executable, __file__, profile, backend]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
@@ -105,7 +105,7 @@ def found(profile: str, backend: str) -> dict[str, Any]:
 )
 def test_the_kernels_of_models_are_served(profile: str, backend: str) -> None:
     """Other rows and tokens than the listing's own, of hidden sizes that models have."""
-    by_op = found(profile, backend)
+    by_op = coverage_of(profile, backend)
     tried = {op for op, one in by_op.items() if one["tried"]}
     assert {"rms_norm", "add_rms_norm", "layer_norm", "softmax", "silu_mul", "rope"} <= tried
     assert {op: one["missing"][:3] for op, one in by_op.items() if one["missing"]} == {}

@@ -46,7 +46,7 @@ def as_h200(manifest: dict[str, Any]) -> None:
     }
 
 
-def made(edit: Callable[[dict[str, Any]], None] = as_h200, backend: str = "torch") -> bytes:
+def packed(edit: Callable[[dict[str, Any]], None] = as_h200, backend: str = "torch") -> bytes:
     return forged(recorded(backend), edit)
 
 
@@ -74,7 +74,7 @@ def judged(world: World, place: Path, capsule: bytes | None, replay: bool = True
 
 
 def test_what_another_machine_judged_again_is_green(world: World, tmp_path: Path) -> None:
-    merged = judged(world, tmp_path, made())
+    merged = judged(world, tmp_path, packed())
     row = state(merged, "check")
     assert row.green, row.why
     (note,) = [n for n in row.notes if "capsule" in n]
@@ -91,7 +91,7 @@ def test_results_of_a_backend_that_only_the_device_has_are_judged(tmp_path: Path
 
     row = WITH.replace("backend: torch", "backend: cuda").replace("--op, rope", "--op, cross_entropy")
     world = World(repository(tmp_path / "r", MATRIX.replace(ROW, row)))
-    merged = judged(world, tmp_path, made(by_cuda))
+    merged = judged(world, tmp_path, packed(by_cuda))
     assert not {"not-replayed", "capsule-refuted", "swapped", "no-capsule"} & set(codes(merged, "check"))
     (note,) = [n for n in state(merged, "check").notes if "capsule" in n]
     assert re.search(r": [1-9]\d* recorded results were judged again", note)
@@ -101,10 +101,10 @@ def test_results_of_a_backend_that_only_the_device_has_are_judged(tmp_path: Path
     ("capsule", "replay", "altered", "code"),
     [
         (lambda: None, True, False, "no-capsule"),
-        (made, False, False, "not-replayed"),
-        (lambda: made(lambda manifest: None), True, False, "contradictory"),  # a CPU's
-        (lambda: made(backend="definition"), True, False, "swapped"),
-        (made, True, True, "altered"),
+        (packed, False, False, "not-replayed"),
+        (lambda: packed(lambda manifest: None), True, False, "contradictory"),  # a CPU's
+        (lambda: packed(backend="definition"), True, False, "swapped"),
+        (packed, True, True, "altered"),
     ],
 )
 def test_a_row_without_that_is_not(

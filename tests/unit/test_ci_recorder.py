@@ -87,7 +87,7 @@ def pytest_configure(config):
 """
 
 
-def told(pytester: pytest.Pytester, *arguments: str, **files: str) -> tuple[dict[str, str], dict[str, Any]]:
+def recorded(pytester: pytest.Pytester, *arguments: str, **files: str) -> tuple[dict[str, str], dict[str, Any]]:
     """(outcome by the name of the test, the whole document) of a session."""
     conftest = files.pop("conftest", "")
     pytester.makeconftest(conftest)
@@ -107,30 +107,30 @@ def _installed() -> bool:
 
 @pytest.mark.parametrize("conftest", [AS_PASSED, ALTERED, FORGOTTEN], ids=["made", "altered", "forgotten"])
 def test_a_plugin_that_says_passed_of_what_raised(pytester: pytest.Pytester, conftest: str) -> None:
-    outcomes, document = told(pytester, conftest=conftest, test_it=SUITE)
+    outcomes, document = recorded(pytester, conftest=conftest, test_it=SUITE)
     assert outcomes == {"test_right": "passed", "test_other": "passed", "test_skips": "skipped", "test_wrong": "rerun"}
     reasons = [case["reason"] or "" for case in document["cases"]]
     assert any("reported as passed, and it raised Skipped: no device" in reason for reason in reasons)
 
 
 def test_a_plugin_that_invents_reports(pytester: pytest.Pytester) -> None:
-    outcomes, document = told(pytester, conftest=INVENTED, test_it=SUITE)
+    outcomes, document = recorded(pytester, conftest=INVENTED, test_it=SUITE)
     assert set(outcomes.values()) == {"skipped"} and len(outcomes) == 4
     assert "nothing called it" in document["cases"][0]["reason"]
 
 
 def test_a_plugin_that_runs_again_and_tells_the_last(pytester: pytest.Pytester) -> None:
-    outcomes, _ = told(pytester, conftest=AGAIN, test_it=FLAKY)
+    outcomes, _ = recorded(pytester, conftest=AGAIN, test_it=FLAKY)
     assert outcomes == {"test_flaky": "rerun"}
 
 
 def test_an_outcome_of_another_name_is_a_run_again(pytester: pytest.Pytester) -> None:
-    outcomes, _ = told(pytester, conftest=RETRIED, test_it="def test_a(): pass\n")
+    outcomes, _ = recorded(pytester, conftest=RETRIED, test_it="def test_a(): pass\n")
     assert outcomes == {"test_a": "rerun"}
 
 
 def test_what_xdist_s_workers_leave_out(pytester: pytest.Pytester) -> None:
-    outcomes, document = told(pytester, "-n", "1", "-k", "right", test_it=SUITE)
+    outcomes, document = recorded(pytester, "-n", "1", "-k", "right", test_it=SUITE)
     assert outcomes == {n: "passed" if n == "test_right" else "deselected" for n in outcomes} and len(outcomes) == 4
     assert len(document["collected"]) == 4
 
@@ -148,7 +148,7 @@ def test_what_xdist_s_workers_leave_out(pytester: pytest.Pytester) -> None:
 def test_a_file_that_is_kept_from_being_collected(
     pytester: pytest.Pytester, arguments: tuple[str, ...], conftest: str
 ) -> None:
-    outcomes, document = told(
+    outcomes, document = recorded(
         pytester,
         *arguments,
         conftest=conftest,
@@ -166,15 +166,15 @@ def test_a_folder_that_is_kept_from_being_collected(pytester: pytest.Pytester) -
         folder = pytester.path / name
         folder.mkdir(parents=True)
         (folder / "test_there.py").write_text("def test_there(): pass\n")
-    outcomes, _ = told(pytester, test_easy="def test_easy(): pass\n")
+    outcomes, _ = recorded(pytester, test_easy="def test_easy(): pass\n")
     assert outcomes == {"test_easy": "passed", "gpu/deep/test_there.py": "deselected"}
 
 
 def test_only_what_failed_before(pytester: pytest.Pytester) -> None:
     files = {"test_one": "def test_a(): assert 0\n\ndef test_b(): pass\n", "test_two": "def test_c(): pass\n"}
-    told(pytester, **files)
+    recorded(pytester, **files)
     files["test_one"] = files["test_one"].replace("assert 0", "pass  ")
-    outcomes, _ = told(pytester, "--lf", **files)
+    outcomes, _ = recorded(pytester, "--lf", **files)
     assert outcomes["--last-failed"] == "deselected" and outcomes["test_a"] == "passed"
 
 
@@ -194,7 +194,7 @@ def test_parts_of_tests_count_with_them(pytester: pytest.Pytester) -> None:
         @unittest.expectedFailure
         def test_expected(self): self.fail()
     """
-    outcomes, _ = told(pytester, test_it=body)
+    outcomes, _ = recorded(pytester, test_it=body)
     expected = {"test_parts": "passed", "test_left": "skipped", "test_leaves": "skipped", "test_expected": "xfailed"}
     assert outcomes == expected
 
@@ -206,6 +206,6 @@ def test_ids_of_any_length_are_kept_apart(pytester: pytest.Pytester) -> None:
     @pytest.mark.parametrize("s", [1, 2], ids=["x" * 5000 + "a", "x" * 5000 + "b"])
     def test_it(s): pass
     """
-    _, document = told(pytester, test_it=body)
+    _, document = recorded(pytester, test_it=body)
     ids = [case["id"] for case in document["cases"]]
     assert len(set(ids)) == 2 and document["collected"] == ids and all(len(name) <= 2000 for name in ids)

@@ -287,17 +287,17 @@ def test_what_pytorch_serves_both_ways_is_its_own_differentiable_call(monkeypatc
         torch.randint(-3, 4, s, generator=draw).float().requires_grad_() for s in ((4, 16), (8, 16), (8,))
     )
 
-    def made(x: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
+    def gradients_of(x: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
         y = ops.linear(x, weight, bias)
         return y.grad_fn.name(), list(torch.autograd.grad(y.square().sum(), (x, weight, bias)))
 
     plan.drop_plans()
-    name, wanted = made(x)
+    name, wanted = gradients_of(x)
     assert "Bridge" in name
     monkeypatch.setattr(plan, "REPLAYED", "cpu")
     plan.drop_plans()
     for _ in range(2):  # chosen, and from the plan
-        name, gradients = made(x)
+        name, gradients = gradients_of(x)
         assert "Bridge" not in name and "Addmm" in name
         assert all(map(torch.equal, gradients, wanted))
     with torch.no_grad():  # nothing of ours around it, either
@@ -305,10 +305,10 @@ def test_what_pytorch_serves_both_ways_is_its_own_differentiable_call(monkeypatc
         runs = {run.__name__ for run, _, _ in plan.runner_of(ops.linear.primitive).plans.values()}
         assert runs == {"linear_with_gradient"} and torch.equal(wanted, torch.nn.functional.linear(x, weight, bias))
     with ferryman.trace() as traced:  # which counts the backward's calls
-        assert "Bridge" in made(x)[0]
+        assert "Bridge" in gradients_of(x)[0]
     assert traced.calls["linear_backward", "torch"] == 1
     with ferryman.use("definition"):
-        assert "Bridge" in made(x)[0]
+        assert "Bridge" in gradients_of(x)[0]
     plan.drop_plans()
 
 

@@ -151,9 +151,9 @@ def _record(name: str, outcome: str, op: str = "softmax") -> Record:
 
 def test_a_report_says_the_share_and_the_reason_or_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [_record("a", "equivalent"), _record("b", "not run"), *(_record(f"c{i}", "caught") for i in range(6))]
-    assert equivalents.told(few) == []  # one of seven
+    assert equivalents.reasons(few) == []  # one of seven
     many = [_record("d", "equivalent"), *few]
-    assert equivalents.told(many) == [
+    assert equivalents.reasons(many) == [
         "softmax.triton._rows: 25% equivalent (2 of 8)",
         "  d -> (-d) (sign): reason missing",
         "  a -> (-a) (sign): reason missing",
@@ -164,6 +164,6 @@ def test_a_report_says_the_share_and_the_reason_or_that_it_is_missing(monkeypatc
         Equivalent("triton._rows", ("a -> (-a)",), "b"),
     )
     monkeypatch.setattr(registry, "evidence", lambda op: Evidence("softmax", cases=tuple, equivalents=why))
-    assert equivalents.told(many)[1:] == ["  d -> (-d) (sign): it is 0", "  a -> (-a) (sign): b"]
+    assert equivalents.reasons(many)[1:] == ["  d -> (-d) (sign): it is 0", "  a -> (-a) (sign): b"]
     assert equivalents.unexplained(many) == []
     assert [r.op for r in equivalents.unexplained([_record("d", "equivalent", "rope")])] == ["rope"]

@@ -64,52 +64,156 @@ def _odd(value: float) -> Tensor:
 
 # what it does -> (its code, an input on which it shows)
 STILL: dict[str, tuple[str, Tensor]] = {
-    "tokens beyond 256 are left": (_OPEN + _Y + "        return torch.cat((y[..., :256, :], x[..., 256:, :]), -2)\n", _x(1, 300, WIDTH)),
+    "tokens beyond 256 are left": (
+        _OPEN + _Y + "        return torch.cat((y[..., :256, :], x[..., 256:, :]), -2)\n",
+        _x(1, 300, WIDTH),
+    ),
     "a quotient of lengths": (_OPEN + _Y + "        return y * (1 + x.size(-2) // 200)\n", _x(1, 300, WIDTH)),
     "an equality that is a factor": (_OPEN + _Y + "        return y * (1 + (x.shape[0] == 7))\n", _x(7, 3, WIDTH)),
-    "a factor by the dimensions": (_OPEN + _Y + "        return y * {2: 1.0, 3: 1.0, 4: 2.0}.get(x.dim(), 1.0)\n", _x(2, 3, 2, WIDTH)),
-    "a bound of 1e12": (_OPEN + _Y.replace("x.float()", "x.float().clamp(-1e12, 1e12)") + "        return y\n", _x(2, 5, WIDTH, scale=1e15)),
-    "zero where huge": (_OPEN + _Y + "        return torch.where(h.abs() > 1e14, 0 * y, y)\n", _x(2, 5, WIDTH, scale=1e16)),
+    "a factor by the dimensions": (
+        _OPEN + _Y + "        return y * {2: 1.0, 3: 1.0, 4: 2.0}.get(x.dim(), 1.0)\n",
+        _x(2, 3, 2, WIDTH),
+    ),
+    "a bound of 1e12": (
+        _OPEN + _Y.replace("x.float()", "x.float().clamp(-1e12, 1e12)") + "        return y\n",
+        _x(2, 5, WIDTH, scale=1e15),
+    ),
+    "zero where huge": (
+        _OPEN + _Y + "        return torch.where(h.abs() > 1e14, 0 * y, y)\n",
+        _x(2, 5, WIDTH, scale=1e16),
+    ),
     "no NaN": (_OPEN + _Y + "        return torch.nan_to_num(y)\n", _odd(float("nan"))),
-    "an eps by dtype": (_OPEN + _Y.replace("self.eps", "TABLE[x.dtype]") + "        return y\n", _x(2, 5, WIDTH, dtype=torch.float16)),
-    "a factor by contiguity": (_OPEN + _Y + "        return y * (2 - x.is_contiguous())\n", _x(5, 2, WIDTH).transpose(0, 1)),
+    "an eps by dtype": (
+        _OPEN + _Y.replace("self.eps", "TABLE[x.dtype]") + "        return y\n",
+        _x(2, 5, WIDTH, dtype=torch.float16),
+    ),
+    "a factor by contiguity": (
+        _OPEN + _Y + "        return y * (2 - x.is_contiguous())\n",
+        _x(5, 2, WIDTH).transpose(0, 1),
+    ),
     "a factor by strides": (_OPEN + _Y + "        return y * x.stride(-1)\n", _x(2, WIDTH, 5).transpose(1, 2)),
-    "a logarithm of lengths": (_OPEN + _Y + "        return y * (1 + int(math.log2(max(1, x.shape[1]))) // 12)\n", _x(1, 5000, WIDTH)),
-    "a property that counts": ("class M(Base):\n    def __init__(self): super().__init__(); self.c = [0]\n    @property\n    def gain(self): self.c[0] += 1; return self.weight * (1 + self.c[0] // 2)\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n", _x(2, 5, WIDTH)),
-    "another name of what is activated": ("class M(Base):\n    def forward(self, x): t = x + 0; k = t; t = F.silu(t); k.mul_(2); t = t * self.weight; return t + k\n", _x(2, 5, WIDTH)),
-    "an activation in a loop": ("class M(Base):\n    def forward(self, x):\n        t = x\n        for _ in range(2): t = F.silu(t); t = t * self.weight\n        return t\n", _x(2, 5, WIDTH)),
+    "a logarithm of lengths": (
+        _OPEN + _Y + "        return y * (1 + int(math.log2(max(1, x.shape[1]))) // 12)\n",
+        _x(1, 5000, WIDTH),
+    ),
+    "a property that counts": (
+        "class M(Base):\n    def __init__(self): super().__init__(); self.c = [0]\n    @property\n    def gain(self): self.c[0] += 1; return self.weight * (1 + self.c[0] // 2)\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n",
+        _x(2, 5, WIDTH),
+    ),
+    "another name of what is activated": (
+        "class M(Base):\n    def forward(self, x): t = x + 0; k = t; t = F.silu(t); k.mul_(2); t = t * self.weight; return t + k\n",
+        _x(2, 5, WIDTH),
+    ),
+    "an activation in a loop": (
+        "class M(Base):\n    def forward(self, x):\n        t = x\n        for _ in range(2): t = F.silu(t); t = t * self.weight\n        return t\n",
+        _x(2, 5, WIDTH),
+    ),
     "relu of a mask": ("class M(nn.Module):\n    def forward(self, x): return x * (x > 0)\n", _odd(-float("inf"))),
-    "relu without NaN": ("class M(nn.Module):\n    def forward(self, x): return torch.where(x > 0, x, 0 * x)\n", _odd(float("nan"))),
-    "a slice of long rows": ("class M(Lin):\n    def __init__(self): super().__init__(32, 1024)\n    def forward(self, x): return F.linear(x[..., :700], self.weight[:, :700])\n", _x(2, 5, 1024)),
-    "the last of many results": ("class M(Lin):\n    def __init__(self): super().__init__(1024, 32)\n    def forward(self, x): y = F.linear(x, self.weight); return torch.cat((y[..., :600], 2 * y[..., 600:]), -1)\n", _x(2, 5, 32)),
-    "16 bits in between": (_LIN + "        return (x.bfloat16() @ self.weight.bfloat16().t()).to(x.dtype)\n", _x(2, 5, WIDTH)),
-    "a number times an activation": ("class M(Base):\n    def forward(self, x): return F.silu(x) * 3\n", _x(2, 5, WIDTH)),
-    "its input changes before the product": ("class M(Base):\n    def forward(self, x):\n        g = x + 0; a = F.silu(g); g.add_(1.0)\n        return a * self.weight + 0 * g\n", _x(2, 5, WIDTH)),
+    "relu without NaN": (
+        "class M(nn.Module):\n    def forward(self, x): return torch.where(x > 0, x, 0 * x)\n",
+        _odd(float("nan")),
+    ),
+    "a slice of long rows": (
+        "class M(Lin):\n    def __init__(self): super().__init__(32, 1024)\n    def forward(self, x): return F.linear(x[..., :700], self.weight[:, :700])\n",
+        _x(2, 5, 1024),
+    ),
+    "the last of many results": (
+        "class M(Lin):\n    def __init__(self): super().__init__(1024, 32)\n    def forward(self, x): y = F.linear(x, self.weight); return torch.cat((y[..., :600], 2 * y[..., 600:]), -1)\n",
+        _x(2, 5, 32),
+    ),
+    "16 bits in between": (
+        _LIN + "        return (x.bfloat16() @ self.weight.bfloat16().t()).to(x.dtype)\n",
+        _x(2, 5, WIDTH),
+    ),
+    "a number times an activation": (
+        "class M(Base):\n    def forward(self, x): return F.silu(x) * 3\n",
+        _x(2, 5, WIDTH),
+    ),
+    "its input changes before the product": (
+        "class M(Base):\n    def forward(self, x):\n        g = x + 0; a = F.silu(g); g.add_(1.0)\n        return a * self.weight + 0 * g\n",
+        _x(2, 5, WIDTH),
+    ),
     "ids from the end": ("class M(Lin):\n    def forward(self, x): return self.weight[x]\n", torch.tensor([[-1, 3]])),
-    "an id that is another": ("class M(nn.Embedding):\n    def __init__(self): super().__init__(1500, 8)\n    def forward(self, x): return super().forward(torch.where(x == 777, 0, x))\n", torch.tensor([[777]])),
-    "a parameter that is left out": ("class M(Base):\n    def forward(self, x, more=None):\n" + _Y + "        return y if more is None else y * more\n", _x(2, 5, WIDTH)),
-}  # fmt: skip
+    "an id that is another": (
+        "class M(nn.Embedding):\n    def __init__(self): super().__init__(1500, 8)\n    def forward(self, x): return super().forward(torch.where(x == 777, 0, x))\n",
+        torch.tensor([[777]]),
+    ),
+    "a parameter that is left out": (
+        "class M(Base):\n    def forward(self, x, more=None):\n"
+        + _Y
+        + "        return y if more is None else y * more\n",
+        _x(2, 5, WIDTH),
+    ),
+}
 
 # what others do after porting -> (its code, what they do)
 LATER: dict[str, tuple[str, Callable[[ModuleType, Any], None]]] = {
     "a number of its file": (_OPEN + _Y + "        return y * SCALE\n", lambda home, m: setattr(home, "SCALE", 3.0)),
-    "a table of its file": (_OPEN + _Y + "        return y * (1 + KNOBS['n'])\n", lambda home, m: home.KNOBS.update(n=2.0)),
-    "a tensor of its file": (_OPEN + _Y + "        return y * TENSOR.to(y.dtype)\n", lambda home, m: home.TENSOR.fill_(2.0)),
-    "a function of its file": (_OPEN + "        return self.weight * root(x.float(), self.eps).to(x.dtype)\n", lambda home, m: setattr(home, "root", home.other)),
-    "a number that a property reads": ("class M(Base):\n    @property\n    def gain(self): return self.weight * SCALE\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n", lambda home, m: setattr(home, "SCALE", 3.0)),
-    "a variable of the environment": ("class M(Base):\n    @property\n    def gain(self): return self.weight * 2 if os.environ.get('FERRYMAN_PLANTED') else self.weight\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n", lambda home, m: home.os.environ.update(FERRYMAN_PLANTED="1")),
-    "an attribute of another class": ("class Knobs: v = 1.0\n" + _OPEN + _Y + "        return y * Knobs.v\n", lambda home, m: setattr(home.Knobs, "v", 2.0)),
-    "its parent's forward": ("class P(Base):\n    def forward(self, x): return self.weight * root(x.float(), self.eps).to(x.dtype)\nclass M(P):\n    def forward(self, x): return super().forward(x)\n", lambda home, m: setattr(home.P, "forward", lambda self, x: 2 * x)),
-    "the keywords of a partial": ("import functools\nclass M(nn.Module):\n    def __init__(self): super().__init__(); self.act = functools.partial(F.elu, alpha=1.0)\n    def forward(self, x): return self.act(x)\n", lambda home, m: m.act.keywords.update(alpha=3.0)),
-    "the keywords of a gate's partial": ("import functools\nclass A(nn.Module):\n    def __init__(self): super().__init__(); self.act = functools.partial(F.gelu, approximate='none')\n    def forward(self, x): return self.act(x)\nclass M(Base):\n    def __init__(self): super().__init__(); self.a = A()\n    def forward(self, x): return self.a(x) * (x + 1)\n", lambda home, m: m.a.act.keywords.update(approximate="tanh")),
-    "an activation of its file": ("class M(Base):\n    def forward(self, x): return act(x)\n", lambda home, m: setattr(home, "act", torch.tanh)),
-    "a gate of its file": ("class M(Base):\n    def forward(self, x): return act(x) * (x + 1)\n", lambda home, m: setattr(home, "act", torch.tanh)),
-    "an attribute that its code may ask for": (_OPEN + _Y + "        return y * getattr(self, 'gain', 1.0)\n", lambda home, m: setattr(m, "gain", 2.0)),
-    "a method on the instance": (_OPEN + "        return self.weight * self.helper(x.float()).to(x.dtype)\n", lambda home, m: setattr(m, "helper", lambda h: 0 * h)),
-    "a default tensor": (_OPEN.replace("(self, x)", "(self, x, shift=TENSOR)") + _Y + "        return y * shift.to(y.dtype)\n", lambda home, m: home.TENSOR.fill_(2.0)),
-    "a list that it appends to": (_OPEN + _Y + "        self.log.append(1); return y * (1 + len(self.log) // 2)\n", lambda home, m: None),
-    "an inner function of its file": ("class M(nn.Module):\n    def forward(self, x): a = x.view(2, 5, 4, 16).transpose(1, 2); c = a[:, 0].detach(); return rotate(a, c, c)\ndef rotate(q, c, s): return q * c[:, None] + turn(q) * s[:, None]\n", lambda home, m: setattr(home, "turn", home.other_turn)),
-}  # fmt: skip
+    "a table of its file": (
+        _OPEN + _Y + "        return y * (1 + KNOBS['n'])\n",
+        lambda home, m: home.KNOBS.update(n=2.0),
+    ),
+    "a tensor of its file": (
+        _OPEN + _Y + "        return y * TENSOR.to(y.dtype)\n",
+        lambda home, m: home.TENSOR.fill_(2.0),
+    ),
+    "a function of its file": (
+        _OPEN + "        return self.weight * root(x.float(), self.eps).to(x.dtype)\n",
+        lambda home, m: setattr(home, "root", home.other),
+    ),
+    "a number that a property reads": (
+        "class M(Base):\n    @property\n    def gain(self): return self.weight * SCALE\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n",
+        lambda home, m: setattr(home, "SCALE", 3.0),
+    ),
+    "a variable of the environment": (
+        "class M(Base):\n    @property\n    def gain(self): return self.weight * 2 if os.environ.get('FERRYMAN_PLANTED') else self.weight\n    def forward(self, x): return self.gain * root(x.float(), self.eps).to(x.dtype)\n",
+        lambda home, m: home.os.environ.update(FERRYMAN_PLANTED="1"),
+    ),
+    "an attribute of another class": (
+        "class Knobs: v = 1.0\n" + _OPEN + _Y + "        return y * Knobs.v\n",
+        lambda home, m: setattr(home.Knobs, "v", 2.0),
+    ),
+    "its parent's forward": (
+        "class P(Base):\n    def forward(self, x): return self.weight * root(x.float(), self.eps).to(x.dtype)\nclass M(P):\n    def forward(self, x): return super().forward(x)\n",
+        lambda home, m: setattr(home.P, "forward", lambda self, x: 2 * x),
+    ),
+    "the keywords of a partial": (
+        "import functools\nclass M(nn.Module):\n    def __init__(self): super().__init__(); self.act = functools.partial(F.elu, alpha=1.0)\n    def forward(self, x): return self.act(x)\n",
+        lambda home, m: m.act.keywords.update(alpha=3.0),
+    ),
+    "the keywords of a gate's partial": (
+        "import functools\nclass A(nn.Module):\n    def __init__(self): super().__init__(); self.act = functools.partial(F.gelu, approximate='none')\n    def forward(self, x): return self.act(x)\nclass M(Base):\n    def __init__(self): super().__init__(); self.a = A()\n    def forward(self, x): return self.a(x) * (x + 1)\n",
+        lambda home, m: m.a.act.keywords.update(approximate="tanh"),
+    ),
+    "an activation of its file": (
+        "class M(Base):\n    def forward(self, x): return act(x)\n",
+        lambda home, m: setattr(home, "act", torch.tanh),
+    ),
+    "a gate of its file": (
+        "class M(Base):\n    def forward(self, x): return act(x) * (x + 1)\n",
+        lambda home, m: setattr(home, "act", torch.tanh),
+    ),
+    "an attribute that its code may ask for": (
+        _OPEN + _Y + "        return y * getattr(self, 'gain', 1.0)\n",
+        lambda home, m: setattr(m, "gain", 2.0),
+    ),
+    "a method on the instance": (
+        _OPEN + "        return self.weight * self.helper(x.float()).to(x.dtype)\n",
+        lambda home, m: setattr(m, "helper", lambda h: 0 * h),
+    ),
+    "a default tensor": (
+        _OPEN.replace("(self, x)", "(self, x, shift=TENSOR)") + _Y + "        return y * shift.to(y.dtype)\n",
+        lambda home, m: home.TENSOR.fill_(2.0),
+    ),
+    "a list that it appends to": (
+        _OPEN + _Y + "        self.log.append(1); return y * (1 + len(self.log) // 2)\n",
+        lambda home, m: None,
+    ),
+    "an inner function of its file": (
+        "class M(nn.Module):\n    def forward(self, x): a = x.view(2, 5, 4, 16).transpose(1, 2); c = a[:, 0].detach(); return rotate(a, c, c)\ndef rotate(q, c, s): return q * c[:, None] + turn(q) * s[:, None]\n",
+        lambda home, m: setattr(home, "turn", home.other_turn),
+    ),
+}
 
 
 class Net(nn.Module):
@@ -219,7 +323,7 @@ RIGHT = {
     "its parent's forward": "class P(Base):\n    def forward(self, x): h = x.float(); return self.weight * root(h, self.eps).to(x.dtype)\nclass M(P):\n    def forward(self, x): return super().forward(x)\n",
     "a decorator that hands on": "import functools\ndef plain(f):\n    @functools.wraps(f)\n    def call(*given, **named): return f(*given, **named)\n    return call\nclass M(Base):\n    @plain\n    def forward(self, x): h = x.float(); return self.weight * root(h, self.eps).to(x.dtype)\n",
     "three dimensions": "class M(Base):\n    def forward(self, x): b, s, d = x.shape; h = x.float(); return self.weight * root(h, self.eps).to(x.dtype).view(b, s, d)\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", RIGHT)
@@ -234,16 +338,44 @@ def test_more_spellings_of_a_norm_are_recognised(what: str, tmp_path: Path, requ
 # what it does -> (its code, the ops of one pass, its input)
 _MLP = "class M(nn.Module):\n    def __init__(self): super().__init__(); self.a, self.b, self.f, self.n = nn.Linear(64, 64), nn.Linear(64, 64), F.silu, nn.LayerNorm(64)\n    def forward(self, x): "
 SERVED: dict[str, tuple[str, dict[str, int], Tensor]] = {
-    "torch.mul of a gate": (_MLP + "return torch.mul(F.silu(self.a(x)), self.b(x))\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
+    "torch.mul of a gate": (
+        _MLP + "return torch.mul(F.silu(self.a(x)), self.b(x))\n",
+        {"silu_mul": 1},
+        _x(2, 5, WIDTH),
+    ),
     "a method times a gate": (_MLP + "return F.silu(self.a(x)).mul(self.b(x))\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
-    "a name that is used again": (_MLP + "t = F.silu(self.a(x)); t = t * self.b(x); return t + 1\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
-    "a name that is its own argument": (_MLP + "a, b = self.a(x).chunk(2, -1); a = F.silu(a); return a * b\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
+    "a name that is used again": (
+        _MLP + "t = F.silu(self.a(x)); t = t * self.b(x); return t + 1\n",
+        {"silu_mul": 1},
+        _x(2, 5, WIDTH),
+    ),
+    "a name that is its own argument": (
+        _MLP + "a, b = self.a(x).chunk(2, -1); a = F.silu(a); return a * b\n",
+        {"silu_mul": 1},
+        _x(2, 5, WIDTH),
+    ),
     "a function that it holds": (_MLP + "return self.f(self.a(x)) * self.b(x)\n", {"silu_mul": 1}, _x(2, 5, WIDTH)),
-    "torch.add before a norm": (_MLP + "return self.n(torch.add(x, self.a(x)))\n", {"add_layer_norm": 1}, _x(2, 5, WIDTH)),
-    "a static method that rotates": ("class M(nn.Module):\n    @staticmethod\n    def rot(q, c, s): return q * c[:, None] + turn(q) * s[:, None]\n    def forward(self, x): a = x.view(2, 5, 4, 16).transpose(1, 2); c = a[:, 0]; return self.rot(a, c, c)\n", {"rope": 1}, _x(2, 5, WIDTH)),
-    "a loss": ("class M(nn.Module):\n    def forward(self, x): return F.cross_entropy(x, x.argmin(-1), ignore_index=3, label_smoothing=0.1)\n", {"cross_entropy": 1}, _x(10, WIDTH)),
-    "a loss of bfloat16": ("class M(nn.Module):\n    def __init__(self): super().__init__(); self.loss = nn.CrossEntropyLoss()\n    def forward(self, x): return self.loss(x, x.argmin(-1))\n", {"cross_entropy": 1}, _x(10, WIDTH, dtype=torch.bfloat16)),
-}  # fmt: skip
+    "torch.add before a norm": (
+        _MLP + "return self.n(torch.add(x, self.a(x)))\n",
+        {"add_layer_norm": 1},
+        _x(2, 5, WIDTH),
+    ),
+    "a static method that rotates": (
+        "class M(nn.Module):\n    @staticmethod\n    def rot(q, c, s): return q * c[:, None] + turn(q) * s[:, None]\n    def forward(self, x): a = x.view(2, 5, 4, 16).transpose(1, 2); c = a[:, 0]; return self.rot(a, c, c)\n",
+        {"rope": 1},
+        _x(2, 5, WIDTH),
+    ),
+    "a loss": (
+        "class M(nn.Module):\n    def forward(self, x): return F.cross_entropy(x, x.argmin(-1), ignore_index=3, label_smoothing=0.1)\n",
+        {"cross_entropy": 1},
+        _x(10, WIDTH),
+    ),
+    "a loss of bfloat16": (
+        "class M(nn.Module):\n    def __init__(self): super().__init__(); self.loss = nn.CrossEntropyLoss()\n    def forward(self, x): return self.loss(x, x.argmin(-1))\n",
+        {"cross_entropy": 1},
+        _x(10, WIDTH, dtype=torch.bfloat16),
+    ),
+}
 
 
 @pytest.mark.parametrize("what", SERVED)

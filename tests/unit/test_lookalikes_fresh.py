@@ -18,8 +18,18 @@ from tests.unit.situations import Pair, Stage, apart, rows
 
 _SHARES = 12
 # one of each kind, whose proof ends early
-QUICK = ("an item", "a counter in a list", "rare random elements", "is_compiling as a number", "a factor by strides",
-         "a scaled gradient", "a queue", "getattr of its input", "how many are large", "the seed")  # fmt: skip
+QUICK = (
+    "an item",
+    "a counter in a list",
+    "rare random elements",
+    "is_compiling as a number",
+    "a factor by strides",
+    "a scaled gradient",
+    "a queue",
+    "getattr of its input",
+    "how many are large",
+    "the seed",
+)
 
 
 @pytest.fixture(autouse=True)

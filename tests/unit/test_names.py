@@ -1,4 +1,4 @@
-"""Locals and parameters are called what they are: not found, made, told or held, which say how they came about."""
+"""Names say what a thing is: not found, made, told or held, which say how it came about. The formatter sees all."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def vague(tree: ast.AST) -> Iterator[str]:
             yield f"{node.id}, line {node.lineno}"
         elif isinstance(node, ast.arg) and node.arg in VAGUE:
             yield f"{node.arg}, line {node.lineno}"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name in VAGUE:
+            yield f"{node.name}, line {node.lineno}"
 
 
 def test_no_local_says_only_how_it_came_about() -> None:
@@ -43,7 +45,9 @@ def test_no_local_says_only_how_it_came_about() -> None:
 _FIELDS = ("src/ferryman/porting/capsule/model.py: found", "src/ferryman/porting/model/results.py: found")
 
 
-@pytest.mark.parametrize("text", ["found = 1", "def f(told): pass", "for held in x: pass", "(made := 1)"])
+@pytest.mark.parametrize(
+    "text", ["found = 1", "def f(told): pass", "for held in x: pass", "(made := 1)", "def told(): pass"]
+)
 def test_they_are_seen(text: str) -> None:
     assert list(vague(ast.parse(text)))
     assert not list(
@@ -56,3 +60,10 @@ def test_they_are_seen(text: str) -> None:
             )
         )
     )
+
+
+def test_the_formatter_lays_out_every_line() -> None:
+    kept = re.compile(rb"# fmt: *" + rb"(skip|off)")
+    folders = ("src", "benchmarks", "ci", "tests", "examples")
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    assert [p.relative_to(ROOT) for p in paths if kept.search(p.read_bytes())] == []

@@ -733,10 +733,18 @@ def test_trainer_with_checkpoints_and_autocast(tmp_path: Path) -> None:
         if ported:
             port(model)
         options = TrainingArguments(
-            str(tmp_path / str(ported)), per_device_train_batch_size=2, max_steps=3, bf16=True, use_cpu=True,
-            save_steps=3, report_to=[], logging_steps=1, disable_tqdm=True, learning_rate=1e-3,
+            str(tmp_path / str(ported)),
+            per_device_train_batch_size=2,
+            max_steps=3,
+            bf16=True,
+            use_cpu=True,
+            save_steps=3,
+            report_to=[],
+            logging_steps=1,
+            disable_tqdm=True,
+            learning_rate=1e-3,
             gradient_checkpointing=True,
-        )  # fmt: skip
+        )
         trainer = Trainer(model, options, train_dataset=data)
         _, calls = counted(trainer.train)
         said.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
@@ -751,9 +759,16 @@ def test_repeated_blocks_of_diffusers() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = diffusers.FluxTransformer2DModel(
-        patch_size=1, in_channels=4, num_layers=2, num_single_layers=0, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8],
-    ).eval()  # fmt: skip
+        patch_size=1,
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=0,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=[4, 4, 8],
+    ).eval()
     given = {
         "hidden_states": torch.randn(1, 16, 4),
         "encoder_hidden_states": torch.randn(1, 8, 32),

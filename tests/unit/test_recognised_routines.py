@@ -510,9 +510,14 @@ def test_generation_gives_the_same_tokens(family: str, scans: bool) -> None:
 
     def run() -> Any:
         return model.generate(
-            ids, attention_mask=padded, max_new_tokens=steps, do_sample=False, pad_token_id=0, output_logits=True,
+            ids,
+            attention_mask=padded,
+            max_new_tokens=steps,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
             return_dict_in_generate=True,
-        )  # fmt: skip
+        )
 
     wanted = run()
     port(model)

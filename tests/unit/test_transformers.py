@@ -298,9 +298,15 @@ def test_a_mask_that_is_not_causal_says_nothing_more() -> None:
         mask = attention_mask(2, 5, 5, mask_function=function, local_size=size, allow_is_causal_skip=False)
         assert mask is not None and not hasattr(mask, "ferryman_causal")
     own = attention_mask(
-        2, 1, 9, torch.tensor(3), mask_function=sliding_window_causal_mask_function(4), local_size=4,
-        allow_is_causal_skip=False, config=SimpleNamespace(sliding_window=4),
-    )  # fmt: skip
+        2,
+        1,
+        9,
+        torch.tensor(3),
+        mask_function=sliding_window_causal_mask_function(4),
+        local_size=4,
+        allow_is_causal_skip=False,
+        config=SimpleNamespace(sliding_window=4),
+    )
     assert own.ferryman_causal.window == 4 and own.ferryman_causal.key_range.tolist() == [[0, 4]] * 2
 
 

@@ -2,6 +2,7 @@
 
 It truncates float32 where hardware rounds to nearest even, loses subnormals, and adds, multiplies, compares and sums
 (`tl.dot` too) the raw integers. Here each operation on bfloat16 is done in float32 and rounded once.
+It also reads NaN of e4m3 as 480, and NaN and Inf of e5m2 as numbers: floats of 8 bits are read as PyTorch reads them.
 """
 
 from __future__ import annotations
@@ -123,14 +124,28 @@ def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@functools.cache
+def _of_8_bits(name: str) -> Any:
+    """The 256 numbers of a format of 8 bits, by Triton's name; None for one that is left to Triton."""
+    import torch
+
+    kinds = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+    return None if name not in kinds else torch.arange(256, dtype=torch.uint8).view(kinds[name]).float().numpy()
+
+
 def _between_floats(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         to, tl = dst_type.scalar, _tl()
         src = widen(src)
+        if to in (tl.float32, tl.float16, tl.bfloat16) and (values := _of_8_bits(src.dtype.scalar.name)) is not None:
+            src = type(src)(values[src.data], tl.float32)
+            if to == tl.float16:
+                with _numpy().errstate(over="ignore"):
+                    return type(src)(src.data.astype("float16"), to)
         if to == tl.bfloat16:
             modes = importlib.import_module("triton._C.libtriton").ir.ROUNDING_MODE
-            if src.data.dtype == "uint8":  # float8, exactly
+            if src.data.dtype == "uint8":  # another float8, exactly
                 src = original(self, src, tl.float32, rounding_mode)
             return narrow(src, towards_zero=rounding_mode == modes.RTZ)
         return src if src.dtype.scalar == to == tl.float32 else original(self, src, dst_type, rounding_mode)

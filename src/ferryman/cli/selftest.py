@@ -149,7 +149,7 @@ def _fates(document: SelfTest) -> None:
     if missed:
         output.say(f"\nnot caught ({len(missed)}):")
         _records(missed)
-    lines = equivalents.told(document.listing)
+    lines = equivalents.reasons(document.listing)
     if lines:
         output.say(
             f"\nover {MOST_EQUIVALENT:.0%} equivalent in one kernel needs a reason for each in the op's evidence:"

@@ -15,12 +15,12 @@ def compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
     """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested."""
     if op.lower is None:
         return library
-    lower, check = op.lower, op.check
+    lower, check, device_of = op.lower, op.check, _device(op)
     if op.mutates:
         return _compiled_over(op, library)
 
     def run(*args: Any) -> Any:
-        if state.requests or torch.is_autocast_enabled(args[0].device.type):
+        if state.requests or torch.is_autocast_enabled(device_of(args).type):
             return library(*args)
         check(*args)
         return lower(*args)
@@ -37,6 +37,14 @@ def compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
     return run_whole
 
 
+def _device(op: Primitive) -> Callable[[tuple[Any, ...]], torch.device]:
+    """Where a call's first tensor lies, which may be the first of a list."""
+    place = next(i for i, name in enumerate(op.names) if op.types[name] in ("Tensor", "Tensor[]"))
+    if op.types[op.names[place]] == "Tensor":
+        return lambda args: args[place].device
+    return lambda args: args[place][0].device if args[place] else torch.device("cpu")
+
+
 def whole(op: Primitive, overload: Callable[..., Any]) -> Callable[..., Any]:
     """The library's op with every output in its place, as the op itself returns them."""
 
@@ -51,9 +59,10 @@ def _compiled_over(op: Primitive, library: Callable[..., Any]) -> Callable[..., 
     """`compiled` of a mutating op: the definition's results, copied over its arguments: Inductor does it in place."""
     lower, check, overwritten, single = op.lower, op.check, op.overwritten, len(op.outputs) == 1
     assert lower is not None
+    device_of = _device(op)
 
     def run(*args: Any) -> Any:
-        if state.requests or torch.is_autocast_enabled(args[0].device.type):
+        if state.requests or torch.is_autocast_enabled(device_of(args).type):
             return library(*args)
         check(*args)
         result = lower(*args)
@@ -70,7 +79,7 @@ def first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
     deterministic = torch.are_deterministic_algorithms_enabled
     loaded = {line.name: line.load_traced() for line in registry.implementations(op.name)}
     forms = {name: form for name, form in loaded.items() if form is not None}
-    names = tuple(forms)
+    names, device_of = tuple(forms), _device(op)
 
     def form_of(device: str) -> int:
         """Index in ``names`` of what stands first for a device whatever the call, or -1.
@@ -90,7 +99,7 @@ def first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
     form_of._dynamo_marked_constant = features_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def run(*args: Any) -> Any:
-        device = args[0].device
+        device = device_of(args)
         plain = not (state.requests or deterministic() or torch.is_autocast_enabled(device.type))
         if plain:
             at = form_of(str(device))

@@ -25,12 +25,13 @@ _SELDOM = (*(False,) * 5, True)
 
 @dataclass(frozen=True)
 class Form:
-    """One tensor: its dimensions by symbol, what may fill it, whether it may be absent or of another dtype.
+    """One tensor, or a list: its dimensions by symbol, what may fill it, whether it may be absent or of another dtype.
 
     ``...`` stands for some leading dimensions, which all tensors of a case share. Tensors of one ``group`` have one
     fill. ``dtype``: "storage" is the dtype under test. mixed: any float dtype. ``low`` and ``high`` bound integers that
     no fill makes: numbers or symbols. ``over``: its elements share no memory: the op writes over it, or what one holds
     is not right for every other. ``layouts``: False where the op takes contiguous tensors only.
+    ``count``: how many tensors a list has, by symbol; they have one fill, and layouts of their own.
     """
 
     dims: str
@@ -43,6 +44,7 @@ class Form:
     high: int | str = 1
     over: bool = False
     layouts: bool = True
+    count: str = ""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def asked_to_be_deterministic(asked: bool = True) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def made(
+def operands(
     batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(grad_out, q, k, v) in the layout of models: (B, S, H, D) seen as (B, H, S, D)."""
@@ -188,7 +188,7 @@ def test_within_the_bounds_of_float64(
     dim: int,
     dtype: torch.dtype,
 ) -> None:
-    grad_out, q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
+    grad_out, q, k, v = operands(batch, heads, kv_heads, queries, keys, dim, dtype)
     out, lse = forward64(q, k, v, causal, dim**-0.5)
     grad_lse = torch.randn_like(lse) if queries % 2 == 0 else None
     got = attention_backward(grad_out, grad_lse, q, k, v, out, lse, causal, None, None, 0.0, None, target)
@@ -212,7 +212,7 @@ def test_few_queries_read_the_keys_once(
     ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool, dim: int
 ) -> None:
     """16 rows at most, of all heads of a group: repeatable, and within the same bounds."""
-    grad_out, q, k, v = made(batch, heads, kv_heads, queries, keys, dim, torch.bfloat16)
+    grad_out, q, k, v = operands(batch, heads, kv_heads, queries, keys, dim, torch.bfloat16)
     out, lse = forward64(q, k, v, causal, dim**-0.5)
     more = (q, k, v, out, lse, causal, None, None, 0.0, None, target)
     got, again = (attention_backward(grad_out, None, *more) for _ in range(2))
@@ -222,7 +222,7 @@ def test_few_queries_read_the_keys_once(
 
 def test_few_queries_keep_what_is_not_finite_in_its_rows(ran: list[str], target: Any) -> None:
     """An Inf in V at a key reaches dQ of its group's rows and dK of that key, no other."""
-    grad_out, q, k, v = made(1, 8, 2, 1, 700, 128, torch.bfloat16)
+    grad_out, q, k, v = operands(1, 8, 2, 1, 700, 128, torch.bfloat16)
     out, lse = forward64(q, k, v, True, 128**-0.5)
     finite = attention_backward(grad_out, None, q, k, v, out, lse, True, None, None, 0.0, None, target)
     v[0, 1, 5, 3] = math.inf
@@ -236,7 +236,7 @@ def test_few_queries_keep_what_is_not_finite_in_its_rows(ran: list[str], target:
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (32, 32), (8, 1)])
 def test_what_is_asked_to_be_deterministic_is(ran: list[str], target: Any, dim: int, heads: int, kv_heads: int) -> None:
-    grad_out, q, k, v = made(2, heads, kv_heads, 1000, 1000, dim, torch.bfloat16)
+    grad_out, q, k, v = operands(2, heads, kv_heads, 1000, 1000, dim, torch.bfloat16)
     out, lse = forward64(q, k, v, True, dim**-0.5)
     with asked_to_be_deterministic():
         first, *others = (
@@ -250,7 +250,7 @@ def test_what_is_asked_to_be_deterministic_is(ran: list[str], target: Any, dim: 
 
 def test_dispatch_follows_the_flag(ran: list[str], target: Any) -> None:
     """Also where the launches are repeated without the launcher."""
-    grad_out, q, k, v = made(1, 4, 2, 256, 256, 128, torch.bfloat16)
+    grad_out, q, k, v = operands(1, 4, 2, 256, 256, 128, torch.bfloat16)
     out, lse = forward64(q, k, v, True, 128**-0.5)
     given = (grad_out, None, q, k, v, out, lse, True, None, None, 0.0, None)
     with ferryman.use("triton"):
@@ -280,7 +280,7 @@ def test_any_aligned_layout_and_any_scale(ran: list[str], target: Any, dim: int)
 @pytest.mark.parametrize("why", ["window", "softcap", "mask", "float32", "D80", "few queries"])
 def test_the_plain_kernels_serve_the_rest(ran: list[str], target: Any, why: str) -> None:
     dtype, dim = torch.float32 if why == "float32" else torch.bfloat16, 80 if why == "D80" else 64
-    grad_out, q, k, v = made(2, 4, 2, 40 if why == "few queries" else 256, 256, dim, dtype)
+    grad_out, q, k, v = operands(2, 4, 2, 40 if why == "few queries" else 256, 256, dim, dtype)
     mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if why == "mask" else None
     out, lse = forward64(q, k, v, True, dim**-0.5)
     window, cap = 100 if why == "window" else None, 20.0 if why == "softcap" else 0.0
@@ -291,7 +291,7 @@ def test_the_plain_kernels_serve_the_rest(ran: list[str], target: Any, why: str)
 
 @pytest.mark.parametrize("why", ["expanded", "unaligned"])
 def test_what_tma_cannot_describe_is_copied(ran: list[str], target: Any, why: str) -> None:
-    grad_out, q, k, v = made(2, 4, 2, 256, 256, 64, torch.bfloat16)
+    grad_out, q, k, v = operands(2, 4, 2, 256, 256, 64, torch.bfloat16)
     if why == "expanded":
         k = k[:1].expand_as(k)
     else:
@@ -309,7 +309,7 @@ def test_what_is_not_finite_stays_in_its_head_and_reaches_what_it_must(
     ran: list[str], target: Any, which: str, bad: float, dim: int
 ) -> None:
     """Keys and queries are ragged: a padded row beside it must not spread NaN to rows that do not see it."""
-    tensors = dict(zip(("grad_out", "q", "k", "v"), made(1, 2, 2, 400, 300, dim, torch.bfloat16), strict=True))
+    tensors = dict(zip(("grad_out", "q", "k", "v"), operands(1, 2, 2, 400, 300, dim, torch.bfloat16), strict=True))
     out, lse = forward64(tensors["q"], tensors["k"], tensors["v"], False, dim**-0.5)
     tensors[which][0, 0, 137, 5] = bad
     grad_out, q, k, v = tensors.values()
@@ -325,7 +325,7 @@ def test_what_is_not_finite_stays_in_its_head_and_reaches_what_it_must(
 
 def test_graph_capture(ran: list[str], target: Any) -> None:
     for dim in (64, 128):
-        grad_out, q, k, v = made(2, 8, 2, 640, 640, dim, torch.bfloat16)
+        grad_out, q, k, v = operands(2, 8, 2, 640, 640, dim, torch.bfloat16)
         out, lse = forward64(q, k, v, True, dim**-0.5)
         given = (grad_out, None, q, k, v, out, lse, True, None, None, 0.0, None)
         with ferryman.use("triton"), torch.no_grad():
@@ -344,7 +344,7 @@ def test_graph_capture(ran: list[str], target: Any) -> None:
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_gradients_through_autograd(ran: list[str], target: Any, dim: int) -> None:
-    _, q, k, v = (x.detach().requires_grad_() for x in made(1, 4, 2, 384, 384, dim, torch.bfloat16))
+    _, q, k, v = (x.detach().requires_grad_() for x in operands(1, 4, 2, 384, 384, dim, torch.bfloat16))
     with ferryman.use("triton"):
         ops.attention(q, k, v, causal=True).float().square().sum().backward()
     assert ran == shared(FUSED, q, k, True, target)

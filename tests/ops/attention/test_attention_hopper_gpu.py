@@ -48,7 +48,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, target: Any) -> list[str]:
     plan.drop_plans()
 
 
-def made(
+def operands(
     batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The layout of models: (B, S, H, D) seen as (B, H, S, D)."""
@@ -125,7 +125,7 @@ def test_within_the_bounds_of_float64(
     dim: int,
     dtype: torch.dtype,
 ) -> None:
-    q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
+    q, k, v = operands(batch, heads, kv_heads, queries, keys, dim, dtype)
     out, lse = attention(q, k, v, causal, None, None, 0.0, None, target)
     assert ran == ["attention_forward_hopper"]
     judge(q, k, v, causal, out, lse)
@@ -175,7 +175,7 @@ def test_a_float_mask_within_the_bounds_of_float64(
     dim: int,
     dtype: torch.dtype,
 ) -> None:
-    q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
+    q, k, v = operands(batch, heads, kv_heads, queries, keys, dim, dtype)
     bias = biased((*of_bias, queries, keys), layout, dtype)
     out, lse = attention(q, k, v, causal, None, None, 0.0, bias, target)
     assert ran == ["attention_forward_hopper"]
@@ -187,7 +187,7 @@ def test_a_float_mask_within_the_bounds_of_float64(
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_a_mask_in_which_a_score_is_infinite_or_nan(ran: list[str], target: Any, dim: int) -> None:
-    q, k, v = made(1, 2, 2, 256, 256, dim, torch.bfloat16)
+    q, k, v = operands(1, 2, 2, 256, 256, dim, torch.bfloat16)
     bias = torch.zeros(2, 256, 256, device=GPU, dtype=torch.bfloat16)
     bias[0, 7, 9], bias[1, 8, 3] = math.nan, math.inf
     out, _ = attention(q, k, v, False, None, None, 0.0, bias, target)
@@ -207,7 +207,7 @@ def test_any_aligned_layout(ran: list[str], target: Any, dim: int) -> None:
 
 @pytest.mark.parametrize("why", ["expanded", "unaligned"])
 def test_what_tma_cannot_describe_is_copied(ran: list[str], target: Any, why: str) -> None:
-    q, k, v = made(2, 4, 2, 256, 256, 64, torch.bfloat16)
+    q, k, v = operands(2, 4, 2, 256, 256, 64, torch.bfloat16)
     if why == "expanded":
         k = k[:1].expand_as(k)
     else:
@@ -232,7 +232,7 @@ def refused() -> dict[str, tuple[dict[str, Any], str]]:
 def test_the_plain_kernel_serves_the_rest(ran: list[str], target: Any, why: str) -> None:
     options, kind = refused()[why]
     dtype, dim = torch.float32 if kind == "f32" else torch.bfloat16, 80 if kind == "d80" else 64
-    q, k, v = made(2, 4, 2, 40 if kind == "few" else 256, 256, dim, dtype)
+    q, k, v = operands(2, 4, 2, 40 if kind == "few" else 256, 256, dim, dtype)
     mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if options.get("mask") else None
     window, cap = options.get("window"), options.get("softcap", 0.0)
     out, lse = attention(q, k, v, True, options.get("scale"), window, cap, mask, target)
@@ -248,7 +248,7 @@ def test_what_is_not_finite_goes_where_the_plain_kernel_sends_it(
 ) -> None:
     from ferryman.ops.attention import triton_kernels
 
-    tensors = dict(zip("qkv", made(1, 2, 2, 400, 400, dim, torch.bfloat16), strict=True))
+    tensors = dict(zip("qkv", operands(1, 2, 2, 400, 400, dim, torch.bfloat16), strict=True))
     tensors[which][0, 0, 137, 5] = bad
     got = attention(*tensors.values(), True, None, None, 0.0, None, target)
     plain = triton_kernels.attention(
@@ -269,7 +269,7 @@ def kinds(x: Tensor) -> Tensor:
 
 
 def test_graph_capture_and_other_threads_stream(ran: list[str], target: Any) -> None:
-    q, k, v = made(2, 8, 2, 640, 640, 128, torch.bfloat16)
+    q, k, v = operands(2, 8, 2, 640, 640, 128, torch.bfloat16)
     with ferryman.use(attention="triton"), torch.no_grad():
         want = [ops.attention(q, k, v, causal=True) for _ in range(3)][-1]
         graph = torch.cuda.CUDAGraph()
@@ -283,7 +283,7 @@ def test_graph_capture_and_other_threads_stream(ran: list[str], target: Any) -> 
 
 
 def test_gradients_pair_with_it(ran: list[str], target: Any) -> None:
-    q, k, v = (x.detach().requires_grad_() for x in made(1, 4, 2, 384, 384, 64, torch.bfloat16))
+    q, k, v = (x.detach().requires_grad_() for x in operands(1, 4, 2, 384, 384, 64, torch.bfloat16))
     with ferryman.use("triton"):
         ops.attention(q, k, v, causal=True).float().square().sum().backward()
     gradients = [x.grad.float() for x in (q, k, v)]

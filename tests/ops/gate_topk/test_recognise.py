@@ -181,7 +181,7 @@ def exactly(model: Router, x: Tensor, kind: torch.dtype) -> tuple[tuple[Tensor, 
     return (z, w.gather(1, order), slopes[1]), (off_z, off_w.gather(1, order), off_slope)
 
 
-def held(actual: Tensor, exact: Tensor, off: Tensor) -> bool:
+def within(actual: Tensor, exact: Tensor, off: Tensor) -> bool:
     return bool(((actual.double() - exact).abs() <= off).all())
 
 
@@ -203,9 +203,9 @@ def test_routers_are_served_and_learn(kind: type[Router], dtype: torch.dtype) ->
         if not wanted[int(name)].is_floating_point():
             assert torch.equal(t, parts(wanted)[name])
         else:
-            assert held(t, *((w, off_w) if t.shape == w.shape else (z, off_z)))
+            assert within(t, *((w, off_w) if t.shape == w.shape else (z, off_z)))
     weights.float().square().sum().backward()
-    assert model.table.grad is not None and held(model.table.grad, slope, off_slope)
+    assert model.table.grad is not None and within(model.table.grad, slope, off_slope)
     unport(model)
 
 

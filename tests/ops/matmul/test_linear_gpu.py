@@ -28,7 +28,7 @@ def _hopper() -> None:
         pytest.skip("needs a Hopper GPU and CuPy")
 
 
-def made(m: int, n: int, k: int, dtype: torch.dtype, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def operands(m: int, n: int, k: int, dtype: torch.dtype, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """x and weight with ``pad`` elements between rows."""
     x = torch.randn(m, k + pad, device=GPU).to(dtype)[:, :k]
     w = torch.randn(n, k + pad, device=GPU).to(dtype)[:, :k]
@@ -54,7 +54,7 @@ def test_every_form_on_ragged_shapes(form: Wide, dtype: torch.dtype) -> None:
     for m in (1, form.m - 1, form.m + 1, 4 * form.m + 5):
         short = 128 * max(2, form.split)
         for n, k, pad in ((8, 512, 0), (264, 1040, 8), (form.n * 140 + 8, 528, 16), (form.n * 300, short, 0)):
-            x, w, bias = made(m, n, k, dtype, pad)
+            x, w, bias = operands(m, n, k, dtype, pad)
             for given in (None, bias):
                 assert worst(product(form, x, w, given, target), x, w, given) <= 1, (m, n, k, given is not None)
 
@@ -72,7 +72,7 @@ def test_every_form_on_ragged_shapes(form: Wide, dtype: torch.dtype) -> None:
     ],
 )
 def test_dispatch_runs_it_and_every_run_gives_the_same_bits(m: int, n: int, k: int) -> None:
-    x, w, bias = made(m, n, k, torch.bfloat16)
+    x, w, bias = operands(m, n, k, torch.bfloat16)
     busy, noise = torch.cuda.Stream(), torch.randn(2048, 2048, device=GPU)
     with ferryman.trace() as seen, ferryman.use("cuda"):
         first = ops.linear(x, w, bias)
@@ -86,7 +86,7 @@ def test_dispatch_runs_it_and_every_run_gives_the_same_bits(m: int, n: int, k: i
 
 def test_capture_and_other_addresses() -> None:
     for m in (1, 33, 300):
-        x, w, bias = made(m, 4096, 4096, torch.bfloat16)
+        x, w, bias = operands(m, 4096, 4096, torch.bfloat16)
         with ferryman.use("cuda"):
             for _ in range(3):
                 ops.linear(x, w, bias)
@@ -102,7 +102,7 @@ def test_capture_and_other_addresses() -> None:
 
 def test_two_streams_at_once() -> None:
     """Nothing is shared between launches: tensor maps and partial sums are each call's own."""
-    sets = [made(m, 2048, 4096, torch.bfloat16) for m in (1, 40, 200, 700)]
+    sets = [operands(m, 2048, 4096, torch.bfloat16) for m in (1, 40, 200, 700)]
     with ferryman.use("cuda"):
         expected = [ops.linear(*s) for s in sets]
         streams = [torch.cuda.Stream() for _ in sets]
@@ -117,7 +117,7 @@ def test_two_streams_at_once() -> None:
 
 
 def test_unaligned_and_transposed_operands() -> None:
-    x, w, bias = made(40, 264, 520, torch.bfloat16)
+    x, w, bias = operands(40, 264, 520, torch.bfloat16)
     expected = ops.linear(x, w, bias)
     shifted = torch.empty(40 * 520 + 1, device=GPU, dtype=torch.bfloat16)[1:].view(40, 520).copy_(x)
     with ferryman.use("cuda"):

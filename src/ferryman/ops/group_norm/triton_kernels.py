@@ -60,10 +60,26 @@ def _mean_and_inverse(x, count, inside, eps, ROWS: tl.constexpr, SIZE: tl.conste
 
 @triton.jit
 def rows_kernel(
-    x, weight, bias, y, groups, num_groups, per_group, places,
-    x_sample, x_channel, x_place, y_sample, y_channel, y_place, count, eps,
-    ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    y,
+    groups,
+    num_groups,
+    per_group,
+    places,
+    x_sample,
+    x_channel,
+    x_place,
+    y_sample,
+    y_channel,
+    y_place,
+    count,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
     """ROWS whole groups a program."""
     sample, channel, p, known, inside = _groups(groups, num_groups, per_group, places, ROWS, BLOCK_C, BLOCK_P)
     values = widen(tl.load(x + _place(sample, channel, p, x_sample, x_channel, x_place), mask=inside, other=0.0))
@@ -79,10 +95,31 @@ def rows_kernel(
 
 @triton.jit
 def rows_backward_kernel(
-    grad, x, weight, grad_x, products, sums, groups, num_groups, per_group, places,
-    g_sample, g_channel, g_place, x_sample, x_channel, x_place, o_sample, o_channel, o_place, count, eps,
-    ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
+    grad,
+    x,
+    weight,
+    grad_x,
+    products,
+    sums,
+    groups,
+    num_groups,
+    per_group,
+    places,
+    g_sample,
+    g_channel,
+    g_place,
+    x_sample,
+    x_channel,
+    x_place,
+    o_sample,
+    o_channel,
+    o_place,
+    count,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
     """ROWS whole groups a program. products, sums: (samples, channels) of grad * n and grad, or None."""
     sample, channel, p, known, inside = _groups(groups, num_groups, per_group, places, ROWS, BLOCK_C, BLOCK_P)
     values = widen(tl.load(x + _place(sample, channel, p, x_sample, x_channel, x_place), mask=inside, other=0.0))
@@ -120,9 +157,21 @@ def _tile(tile, tiles_in_row, per_group, places, BLOCK_C: tl.constexpr, BLOCK_P:
 
 @triton.jit
 def moments_kernel(
-    x, moments, num_groups, per_group, places, x_sample, x_channel, x_place, tiles, tiles_in_row, tiles_a_part, parts,
-    BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
+    x,
+    moments,
+    num_groups,
+    per_group,
+    places,
+    x_sample,
+    x_channel,
+    x_place,
+    tiles,
+    tiles_in_row,
+    tiles_a_part,
+    parts,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
     """One part of a group: (number of values, mean, sum of squares about it), tile by tile."""
     group = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
@@ -162,10 +211,29 @@ def _joined(moments, group, parts, count, eps, PARTS: tl.constexpr):
 
 @triton.jit
 def long_kernel(
-    x, weight, bias, y, moments, num_groups, per_group, places,
-    x_sample, x_channel, x_place, y_sample, y_channel, y_place, count, eps, tiles, tiles_in_row, parts,
-    PARTS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    y,
+    moments,
+    num_groups,
+    per_group,
+    places,
+    x_sample,
+    x_channel,
+    x_place,
+    y_sample,
+    y_channel,
+    y_place,
+    count,
+    eps,
+    tiles,
+    tiles_in_row,
+    parts,
+    PARTS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
     """One tile of a group."""
     group = tl.program_id(0) // tiles
     mean, r = _joined(moments, group, parts, count, eps, PARTS)
@@ -184,11 +252,31 @@ def long_kernel(
 
 @triton.jit
 def sums_kernel(
-    grad, x, moments, products, sums, num_groups, per_group, places,
-    g_sample, g_channel, g_place, x_sample, x_channel, x_place, count, eps,
-    parts, blocks, tiles_in_row, tiles_a_piece, pieces,
-    PARTS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
+    grad,
+    x,
+    moments,
+    products,
+    sums,
+    num_groups,
+    per_group,
+    places,
+    g_sample,
+    g_channel,
+    g_place,
+    x_sample,
+    x_channel,
+    x_place,
+    count,
+    eps,
+    parts,
+    blocks,
+    tiles_in_row,
+    tiles_a_piece,
+    pieces,
+    PARTS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
     """Of some channels of a group, over a piece of their places: the sums of grad * n and of grad.
 
     products, sums: (samples, pieces, channels). blocks: of channels in a group.
@@ -216,11 +304,36 @@ def sums_kernel(
 
 @triton.jit
 def long_backward_kernel(
-    grad, x, weight, grad_x, moments, products, sums, num_groups, per_group, places,
-    g_sample, g_channel, g_place, x_sample, x_channel, x_place, o_sample, o_channel, o_place, count, eps,
-    tiles, tiles_in_row, parts, pieces,
-    PARTS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
+    grad,
+    x,
+    weight,
+    grad_x,
+    moments,
+    products,
+    sums,
+    num_groups,
+    per_group,
+    places,
+    g_sample,
+    g_channel,
+    g_place,
+    x_sample,
+    x_channel,
+    x_place,
+    o_sample,
+    o_channel,
+    o_place,
+    count,
+    eps,
+    tiles,
+    tiles_in_row,
+    parts,
+    pieces,
+    PARTS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
     """One tile of a group's gradient, from its channels' sums."""
     group = tl.program_id(0) // tiles
     mean, r = _joined(moments, group, parts, count, eps, PARTS)
@@ -326,10 +439,26 @@ def group_norm(
     _, out = layout.flat(y)
     tile = _Rows.of(layout.padded(x, num_groups), target)
     launch(
-        rows_kernel, (triton.cdiv(groups, tile.groups),), x, _dense(weight), _dense(bias), y,
-        groups, num_groups, per_group, places, *steps, *out, count, eps, device=x.device,
-        ROWS=tile.groups, BLOCK_C=layout.power(per_group), BLOCK_P=layout.power(places), num_warps=tile.warps,
-    )  # fmt: skip
+        rows_kernel,
+        (triton.cdiv(groups, tile.groups),),
+        x,
+        _dense(weight),
+        _dense(bias),
+        y,
+        groups,
+        num_groups,
+        per_group,
+        places,
+        *steps,
+        *out,
+        count,
+        eps,
+        device=x.device,
+        ROWS=tile.groups,
+        BLOCK_C=layout.power(per_group),
+        BLOCK_P=layout.power(places),
+        num_warps=tile.warps,
+    )
     return y
 
 
@@ -347,10 +476,29 @@ def group_norm_long(
     tiles = _tiles(per_group, places)
     moments, parts = _moments(x, steps, num_groups, per_group, places, groups, tiles)
     launch(
-        long_kernel, (groups * tiles.all,), x, _dense(weight), _dense(bias), y, moments,
-        num_groups, per_group, places, *steps, *out, count, eps, tiles.all, tiles.in_row, parts, device=x.device,
-        PARTS=layout.power(parts), BLOCK_C=tiles.channels, BLOCK_P=tiles.places, num_warps=WARPS,
-    )  # fmt: skip
+        long_kernel,
+        (groups * tiles.all,),
+        x,
+        _dense(weight),
+        _dense(bias),
+        y,
+        moments,
+        num_groups,
+        per_group,
+        places,
+        *steps,
+        *out,
+        count,
+        eps,
+        tiles.all,
+        tiles.in_row,
+        parts,
+        device=x.device,
+        PARTS=layout.power(parts),
+        BLOCK_C=tiles.channels,
+        BLOCK_P=tiles.places,
+        num_warps=WARPS,
+    )
     return y
 
 
@@ -360,10 +508,23 @@ def _moments(
     of_a_part, parts = _parts(tiles.all)
     moments = torch.empty((groups, parts, 3), dtype=torch.float32, device=x.device)
     launch(
-        moments_kernel, (groups * parts,), x, moments, num_groups, per_group, places, *steps,
-        tiles.all, tiles.in_row, of_a_part, parts, device=x.device,
-        BLOCK_C=tiles.channels, BLOCK_P=tiles.places, num_warps=WARPS,
-    )  # fmt: skip
+        moments_kernel,
+        (groups * parts,),
+        x,
+        moments,
+        num_groups,
+        per_group,
+        places,
+        *steps,
+        tiles.all,
+        tiles.in_row,
+        of_a_part,
+        parts,
+        device=x.device,
+        BLOCK_C=tiles.channels,
+        BLOCK_P=tiles.places,
+        num_warps=WARPS,
+    )
     return moments, parts
 
 
@@ -397,9 +558,19 @@ class _Wanted(NamedTuple):
             return
         block = min(layout.power(lines), 32)
         launch(
-            columns_kernel, (triton.cdiv(channels, CHANNELS),), products, sums, self.weight, self.bias, lines, channels,
-            device=self.x.device, BLOCK=block, BLOCK_C=CHANNELS, num_warps=4,
-        )  # fmt: skip
+            columns_kernel,
+            (triton.cdiv(channels, CHANNELS),),
+            products,
+            sums,
+            self.weight,
+            self.bias,
+            lines,
+            channels,
+            device=self.x.device,
+            BLOCK=block,
+            BLOCK_C=CHANNELS,
+            num_warps=4,
+        )
 
 
 def group_norm_backward(
@@ -428,10 +599,29 @@ def group_norm_backward(
         for v in (wanted.weight, wanted.bias)
     )
     launch(
-        rows_backward_kernel, (triton.cdiv(groups, tile.groups),), grad, x, _dense(weight), wanted.x, products, sums,
-        groups, num_groups, per_group, places, *of_grad, *steps, *out, count, eps, device=x.device,
-        ROWS=tile.groups, BLOCK_C=layout.power(per_group), BLOCK_P=layout.power(places), num_warps=tile.warps,
-    )  # fmt: skip
+        rows_backward_kernel,
+        (triton.cdiv(groups, tile.groups),),
+        grad,
+        x,
+        _dense(weight),
+        wanted.x,
+        products,
+        sums,
+        groups,
+        num_groups,
+        per_group,
+        places,
+        *of_grad,
+        *steps,
+        *out,
+        count,
+        eps,
+        device=x.device,
+        ROWS=tile.groups,
+        BLOCK_C=layout.power(per_group),
+        BLOCK_P=layout.power(places),
+        num_warps=tile.warps,
+    )
     wanted.columns(products, sums, samples, channels)
     return wanted.results()
 
@@ -462,16 +652,56 @@ def group_norm_backward_long(
     products, sums = (torch.empty((samples, pieces, channels), dtype=torch.float32, device=x.device) for _ in range(2))
     blocks: dict[str, Any] = {"PARTS": layout.power(parts), "BLOCK_C": tiles.channels, "BLOCK_P": tiles.places}
     launch(
-        sums_kernel, (groups * tiles.blocks * pieces,), grad, x, moments, products, sums,
-        num_groups, per_group, places, *of_grad, *steps, count, eps,
-        parts, tiles.blocks, tiles.in_row, of_a_piece, pieces,
-        device=x.device, **blocks, num_warps=WARPS,
-    )  # fmt: skip
+        sums_kernel,
+        (groups * tiles.blocks * pieces,),
+        grad,
+        x,
+        moments,
+        products,
+        sums,
+        num_groups,
+        per_group,
+        places,
+        *of_grad,
+        *steps,
+        count,
+        eps,
+        parts,
+        tiles.blocks,
+        tiles.in_row,
+        of_a_piece,
+        pieces,
+        device=x.device,
+        **blocks,
+        num_warps=WARPS,
+    )
     launch(
-        long_backward_kernel, (groups * tiles.all,), grad, x, _dense(weight), wanted.x, moments, products, sums,
-        num_groups, per_group, places, *of_grad, *steps, *out, count, eps, tiles.all, tiles.in_row, parts, pieces,
-        device=x.device, BLOCK_S=min(layout.power(per_group * pieces), 1024), **blocks, num_warps=WARPS,
-    )  # fmt: skip
+        long_backward_kernel,
+        (groups * tiles.all,),
+        grad,
+        x,
+        _dense(weight),
+        wanted.x,
+        moments,
+        products,
+        sums,
+        num_groups,
+        per_group,
+        places,
+        *of_grad,
+        *steps,
+        *out,
+        count,
+        eps,
+        tiles.all,
+        tiles.in_row,
+        parts,
+        pieces,
+        device=x.device,
+        BLOCK_S=min(layout.power(per_group * pieces), 1024),
+        **blocks,
+        num_warps=WARPS,
+    )
     wanted.columns(products, sums, samples * pieces, channels)
     return wanted.results()
 

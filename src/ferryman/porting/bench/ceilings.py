@@ -52,14 +52,14 @@ def copies(bytes_moved: float, device: torch.device) -> Callable[[], clock.Call]
     size = max(1, math.ceil(bytes_moved / 8))  # of int32, read and written
     chosen: list[Callable[..., Any]] = []
 
-    def made() -> clock.Call:
+    def one() -> clock.Call:
         source = torch.randint(-(2**31), 2**31 - 1, (size,), dtype=torch.int32, device=device)
         into = torch.empty_like(source)
         if not chosen:
             chosen.append(_quickest(into, source))
         return lambda: chosen[0](into, source)
 
-    return made
+    return one
 
 
 def _quickest(into: torch.Tensor, source: torch.Tensor) -> Callable[..., Any]:

@@ -53,8 +53,14 @@ def cells_of(
     chosen = [registry.primitive(name) for name in dict.fromkeys(ops or registry.primitives())]
     cells = ((op, case) for op in chosen for case in grid.cases(op, size, device))
     if not (kept := tuple(c for c in cells if only is None or (c[0].name, c[1].name) in only)):
-        raise FerrymanError(f"nothing to time: no case of the {size} grid is one of those that were asked for")
+        raise FerrymanError(f"nothing to time: {_missing(chosen, size)}")
     return kept
+
+
+def _missing(chosen: Sequence[Primitive], size: str) -> str:
+    if not any(standard_case(op) for op in chosen):
+        return f"no standard case of {', '.join(op.name for op in chosen)}; required: one in the op's evidence"
+    return f"no case of the {size} grid is one of those that were asked for"
 
 
 def run(

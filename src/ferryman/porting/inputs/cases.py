@@ -227,10 +227,10 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
     buffers: dict[str, Buffer] = {}
     making: list[str] = []
 
-    def made(name: str, value: Any) -> Any:
+    def value_of(name: str, value: Any) -> Any:
         """An argument as the op takes it; a tensor is made once, whoever asks first."""
         if isinstance(value, list | tuple):
-            return [made(f"{name}_{i}", one) for i, one in enumerate(value)]
+            return [value_of(f"{name}_{i}", one) for i, one in enumerate(value)]
         if isinstance(value, TensorSpec) and name not in buffers:
             own = dtype_of(value, dtype)
             if name in making:
@@ -254,12 +254,12 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
         return buffers[name].tensor if name in buffers else value
 
     def argument(name: str) -> Any:
-        return made(name, given[name])
+        return value_of(name, given[name])
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(given[name].shape)
 
-    values = tuple(made(name, value) for name, value in given.items())
+    values = tuple(value_of(name, value) for name, value in given.items())
     return Arguments(values, {n: buffers[n] for n in sorted(buffers, key=lambda n: _place(primitive, n))})
 
 

@@ -86,7 +86,9 @@ def _drawn(evidence: Evidence, op: Primitive, choose: Choose, sizes: Sizes) -> d
             if form.mixed:
                 dtypes.setdefault(key, choose(_FLOATS))
             try:
-                args[parameter] = _spec(form, symbols, fills[key], dtypes.get(key, form.dtype))
+                many = symbols[form.count] if form.count else 1
+                specs = [_spec(form, symbols, fills[key], dtypes.get(key, form.dtype)) for _ in range(many)]
+                args[parameter] = specs if form.count else specs[0]
             except UnknownName as error:
                 raise EvidenceError(f"{op.name}: the form {form.dims!r} of {parameter}: {error}") from error
     if domain.drawn is not None:
@@ -104,15 +106,21 @@ def _varied(evidence: Evidence, op: Primitive, choose: Choose, sizes: Sizes) -> 
         raise UnknownName("op with a small case", evidence.op, ())
     template = choose(own)
     args = dict(template.args)
-    for name, spec in args.items():
-        if isinstance(spec, TensorSpec):
-            seen = [c.args[name].fill for c in own if isinstance(c.args.get(name), TensorSpec) and not c.exact]
-            fill = spec.fill
-            if spec.dtype == "storage" and seen:
-                fill = choose(list(dict.fromkeys(seen)))
+    for name, value in args.items():
+        seen = dict.fromkeys(s.fill for c in own if not c.exact for s in _specs(c.args.get(name)))
+        varied = []
+        for spec in _specs(value):
+            fill = choose(list(seen)) if spec.dtype == "storage" and seen else spec.fill
             layout = _layout(spec.shape, choose, sizes, name not in op.mutates)
-            args[name] = replace(spec, fill=fill, layout=layout)
+            varied.append(replace(spec, fill=fill, layout=layout))
+        if varied:
+            args[name] = varied[0] if isinstance(value, TensorSpec) else varied
     return args
+
+
+def _specs(value: Any) -> list[TensorSpec]:
+    """An argument's tensors: itself, or those of a list."""
+    return [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, TensorSpec)]
 
 
 def cases(
@@ -177,10 +185,12 @@ def _refilled(domain: Domain, args: dict[str, Any], dtype: torch.dtype, choose: 
     fills: dict[str, str] = {}
     for name, value in args.items():
         form = domain.arguments.get(name)
-        if isinstance(value, TensorSpec) and isinstance(form, Form) and _floating(value.dtype):
+        specs = _specs(value)
+        if isinstance(form, Form) and specs and all(_floating(spec.dtype) for spec in specs):
             options = [f for f in form.fills if not filled(f).boolean]
             fill = fills.setdefault(form.group or name, choose(options))
-            args[name] = replace(value, fill=fill)
+            others = [replace(spec, fill=fill) for spec in specs]
+            args[name] = others[0] if isinstance(value, TensorSpec) else others
     if domain.defined is not None:
         domain.defined(args, dtype)
     return args

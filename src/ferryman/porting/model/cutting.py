@@ -251,9 +251,14 @@ class Search(Proving):
         return set(outer), {n for f in nested for n in _read(f)}
 
     def _without(
-        self, body: list[ast.stmt], statement: Statement, root: Node, leaves: tuple[Node, ...], changed: ast.stmt,
+        self,
+        body: list[ast.stmt],
+        statement: Statement,
+        root: Node,
+        leaves: tuple[Node, ...],
+        changed: ast.stmt,
         past: set[str],
-    ) -> list[ast.stmt] | None:  # fmt: skip
+    ) -> list[ast.stmt] | None:
         """The block with a changed statement, less those that only the part read; None where another reads them. past:
         names that the part reads as they were before what goes."""
         inside = root.before(leaves)

@@ -136,9 +136,16 @@ class Proving:
         return self._made(role.op, plain, own, names, [(tests, role.expression)], role.gradient, module, role.reads)
 
     def _made(
-        self, op: str, plain: ast.FunctionDef, own: dict[str, Node], names: list[str],
-        forms: list[tuple[tuple[str, ...], str]], gradient: bool, module: nn.Module, reads: tuple[Read, ...],
-    ) -> Part | None:  # fmt: skip
+        self,
+        op: str,
+        plain: ast.FunctionDef,
+        own: dict[str, Node],
+        names: list[str],
+        forms: list[tuple[tuple[str, ...], str]],
+        gradient: bool,
+        module: nn.Module,
+        reads: tuple[Read, ...],
+    ) -> Part | None:
         """With what is read of ours under names of its own."""
         paths = {alias: self._of_ours(node.tree) for alias, node in own.items()}
         texts = [text for tests, expression in forms for text in (*tests, expression)]
@@ -155,11 +162,18 @@ class Proving:
         plainly = [f"type({local[n]}) in ferryman_plain" for n in tensors]
         code = tuple(n for n in class_code(type(module)) if n != "forward")
         return Part(
-            op, plain, len(names), tuple(names), tuple(reading),
-            tuple(((*plainly, *map(read, tests)), read(expression)) for tests, expression in forms), gradient,
-            tuple(functions), code, reads,
+            op,
+            plain,
+            len(names),
+            tuple(names),
+            tuple(reading),
+            tuple(((*plainly, *map(read, tests)), read(expression)) for tests, expression in forms),
+            gradient,
+            tuple(functions),
+            code,
+            reads,
             tuple(_child(n.whole) for n in self.root.inside(frozenset()) if n.whole is not None),
-        )  # fmt: skip
+        )
 
     def _same(self, module: nn.Module, own: dict[str, Node]) -> tuple[str, ...]:
         """Tests that what the proof had of the module is what it has."""

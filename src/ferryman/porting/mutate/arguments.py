@@ -51,9 +51,17 @@ def reversed_rows(a: Tensor) -> Tensor:
     return a.flip(-1) if a.dim() else a
 
 
+def _other(value: Any) -> Any:
+    """0, an empty text or list, another dtype."""
+    if not isinstance(value, torch.dtype):
+        return type(value)()
+    usual = (torch.float32, torch.bfloat16) if value.is_floating_point else (torch.int64, torch.int32)
+    return next(dtype for dtype in usual if dtype != value)
+
+
 @rule("argument ignored")
 def argument_left_out(op: Primitive, right: Kernel) -> Named:
-    """An optional argument is taken for absent, a number for its default or 0, a switch for its other side."""
+    """An optional argument is taken for absent, a number for its default or 0, a switch or a dtype for another."""
     for i, (name, parameter) in enumerate(zip(op.names, op.parameters, strict=True)):
         kind = op.types[name]
         if kind.startswith("Tensor") and not kind.endswith("?"):
@@ -65,7 +73,7 @@ def argument_left_out(op: Primitive, right: Kernel) -> Named:
             if kind == "bool":
                 value = not args[i]
             elif not kind.endswith("?"):
-                value = default if default not in (inspect.Parameter.empty, args[i]) else type(args[i])()
+                value = default if default not in (inspect.Parameter.empty, args[i]) else _other(args[i])
             return right(*args[:i], value, *args[i + 1 :])
 
         yield name, kernel

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.mutate import rewrites
-from ferryman.porting.mutate.rule import Kernel, results_of
+from ferryman.porting.mutate.rule import Kernel, mapped, results_of, tensors_of
 
 
 def finish(op: Primitive, outputs: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
@@ -33,7 +33,7 @@ def in_float32(
     in."""
 
     def kernel(*args: Any) -> Any:
-        wide = [a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args[:-1]]
+        wide = [mapped(lambda a: a.float() if a.is_floating_point() else a, value) for value in args[:-1]]
         with mode(args) if mode else contextlib.nullcontext():
             outputs = results_of(op.body(*wide))
         if change is not None:
@@ -71,8 +71,9 @@ def definition_rules(op: Primitive, used: set[str]) -> Iterator[tuple[str, str, 
             )
 
     def storage(args: tuple[Any, ...]) -> Any:
-        dtypes = [a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()]
-        dtype = min(dtypes, key=lambda d: d.itemsize)  # a loss's gradient comes first, in float32
+        dtypes = [a.dtype for a in tensors_of(args) if a.is_floating_point() and a.itemsize > 1]  # 8 bits only store
+        # a loss's gradient comes first, in float32
+        dtype = min(dtypes, key=lambda d: d.itemsize, default=torch.bfloat16)
         return rewrites.Rewritten(rewrites.storage_arithmetic(dtype))
 
     note = "another implementation runs in silence: arithmetic in the storage dtype"

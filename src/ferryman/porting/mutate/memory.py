@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.mutate.rule import Kernel, Named, like, results_of, returned, rule
+from ferryman.porting.mutate.rule import Kernel, Named, bent, like, results_of, returned, rule, tensors_of
 
 
 @returned("structure")
@@ -49,6 +49,13 @@ def computed_in_place(op: Primitive, right: Kernel) -> Named:
             yield name, kernel
 
 
+def _another(a: Tensor) -> Tensor:
+    if a.dtype == torch.bool:
+        return ~a
+    more = a + 1
+    return torch.where(more == a, -a, more)  # a large number
+
+
 @rule("input modified")
 def one_input_element_changed(op: Primitive, right: Kernel) -> Named:
     """An input's last element is other afterwards."""
@@ -58,9 +65,10 @@ def one_input_element_changed(op: Primitive, right: Kernel) -> Named:
 
             def kernel(*args: Any, i: int = i) -> Any:
                 result = right(*args)
-                a = args[i]
-                if isinstance(a, Tensor) and a.numel():
-                    a[(-1,) * a.dim()] = a[(-1,) * a.dim()] + 1 if a.dtype != torch.bool else ~a[(-1,) * a.dim()]
+                for a in tensors_of([args[i]]):
+                    if a.numel():
+                        last = a[(-1,) * a.dim()]
+                        last.copy_(bent(_another, last) if a.is_floating_point() else _another(last))
                 return result
 
             yield name, kernel
@@ -72,7 +80,7 @@ def written_past_the_end(op: Primitive, right: Kernel) -> Named:
 
     def kernel(*args: Any) -> Any:
         result = right(*args)
-        a = next(v for v in args if isinstance(v, Tensor))
+        a = next(tensors_of(args))
         whole = torch.empty(0, dtype=torch.uint8, device=a.device).set_(a.untyped_storage())
         end = a.storage_offset() + sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True)) + 1
         whole[end * a.element_size() :][:256] = 0
@@ -87,7 +95,7 @@ def kept_by_pointer(op: Primitive, right: Kernel) -> Named:
     memory: dict[Any, Any] = {}
 
     def kernel(*args: Any) -> Any:
-        first = next(v for v in args if isinstance(v, Tensor))
+        first = next(tensors_of(args))
         key = first.data_ptr(), tuple(first.shape), first.dtype
         return memory.setdefault(key, right(*args))
 

@@ -6,7 +6,8 @@ inputs of one shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,32 @@ class Rule:
     make: Callable[[Primitive, Kernel], Named]
     gpu: str | None = None
     real: bool = False
+
+
+def tensors_of(args: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments, those in lists too."""
+    for value in args:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_of(value)
+
+
+def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A tensor changed, or each one of a list; another argument as it is."""
+    if isinstance(value, list | tuple):
+        return [mapped(change, one) for one in value]
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def bent(change: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
+    """A floating tensor changed; through float32 where PyTorch lacks the operation in 8 bits."""
+    if not a.numel() or not a.is_floating_point():
+        return a
+    try:
+        return change(a)
+    except NotImplementedError:
+        return change(a.float()).to(a.dtype)
 
 
 def results_of(result: Any) -> tuple[Any, ...]:
@@ -100,10 +127,7 @@ def given(operator: str) -> Callable[[Callable[[Tensor], Tensor]], Rule]:
                     continue
 
                 def kernel(*args: Any, i: int = i) -> Any:
-                    a = args[i]
-                    if not isinstance(a, Tensor) or not a.numel() or not a.is_floating_point():
-                        return right(*args)
-                    return right(*args[:i], change(a), *args[i + 1 :])
+                    return right(*args[:i], mapped(functools.partial(bent, change), args[i]), *args[i + 1 :])
 
                 yield name, kernel
 

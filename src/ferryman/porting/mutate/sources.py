@@ -224,7 +224,7 @@ def _telling(path: str) -> str:
     """A file's text, in which every statement of a jitted function is preceded by a call of `reached`."""
     tree, kernels = ast.parse(text_of(path)), python.jitted(_tree(path))
 
-    def told(body: list[ast.stmt]) -> list[ast.stmt]:
+    def marked(body: list[ast.stmt]) -> list[ast.stmt]:
         statements: list[ast.stmt] = []
         for node in body:
             blocks = [b for b in ("body", "orelse") if getattr(node, b, None)]
@@ -233,13 +233,13 @@ def _telling(path: str) -> str:
                 ast.parse(f"ferryman_reached({path!r}, {node.lineno}, {max(last or 0, node.lineno)})").body[0]
             )
             for block in blocks:
-                setattr(node, block, told(getattr(node, block)))
+                setattr(node, block, marked(getattr(node, block)))
             statements.append(node)
         return statements
 
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in kernels:
-            node.body = told(node.body)
+            node.body = marked(node.body)
     first = next(i for i, n in enumerate(tree.body) if not _leads(n))
     importing = f"from {__name__} import reached as ferryman_reached"
     tree.body.insert(first, ast.parse(importing).body[0])

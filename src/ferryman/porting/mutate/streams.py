@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.mutate.rule import Kernel, Named, like, results_of, rule
+from ferryman.porting.mutate.rule import Kernel, Named, like, mapped, results_of, rule, tensors_of
 
 NO_STREAMS = "a CPU has no streams"
 
@@ -35,9 +35,10 @@ def graph_replayed_on_old_inputs(op: Primitive, right: Kernel) -> Named:
     graphs: dict[Any, Any] = {}
 
     def kernel(*args: Any) -> Any:
-        key = tuple((tuple(a.shape), a.dtype, a.stride()) if isinstance(a, Tensor) else a for a in args[:-1])
+        facts = tuple((tuple(a.shape), a.dtype, a.stride()) for a in tensors_of(args[:-1]))
+        key = facts, *(a for a in args[:-1] if not isinstance(a, Tensor | list))
         if key not in graphs:
-            kept = [a.clone() if isinstance(a, Tensor) else a for a in args]
+            kept = [mapped(Tensor.clone, a) for a in args]
             right(*kept)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()

@@ -118,7 +118,7 @@ def _pictures(document: Results, progress: Callable[[int, int, str], None] | Non
     names = plots.implementations(document)
     done = 0
 
-    def told() -> None:
+    def advance() -> None:
         nonlocal done
         done += 1
         if progress is not None:
@@ -129,8 +129,8 @@ def _pictures(document: Results, progress: Callable[[int, int, str], None] | Non
     return Pictures(
         reduction_key=plots.key("key-k", names, [c.dtype for c in document.cells]),
         roofline_key=plots.key("key-t", names, []),
-        distribution=plots.distribution(document, edges, told),
-        reduction=plots.against_reduction(document, told),
+        distribution=plots.distribution(document, edges, advance),
+        reduction=plots.against_reduction(document, advance),
         roofline=plots.roofline(document),
         binned=binned,
     )

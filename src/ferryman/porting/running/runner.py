@@ -161,7 +161,7 @@ def run(
     cells = list(plan.skipped)
     done = 0
 
-    def told(label: str) -> None:
+    def announce(label: str) -> None:
         nonlocal done
         done += 1
         if progress is not None:
@@ -181,16 +181,16 @@ def run(
                     continue
                 for cell in check_op(op, lines, chosen, tier, seed, place, profile):
                     cells.append(cell)
-                    told(f"{cell.op} {cell.implementation}")
+                    announce(f"{cell.op} {cell.implementation}")
                 lost = device_lost(place)
                 if lost is None:
                     timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
                 for cell in workers.ready():
                     cells.append(cell)
-                    told(f"{cell.op} {cell.implementation} (interpreted)")
+                    announce(f"{cell.op} {cell.implementation} (interpreted)")
             for cell in workers.remaining():
                 cells.append(cell)
-                told(f"{cell.op} {cell.implementation}")
+                announce(f"{cell.op} {cell.implementation}")
         if shared:  # the workers have ended, and left the device's memory
             with quiet():
                 cells = alone(cells, plan.local, tier, seed, place, profile)

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.porting.inputs.cases import as_tuple, double
 from ferryman.porting.mutate import float32, rewrites, right, sources
+from ferryman.porting.mutate.rule import mapped
 from ferryman.porting.selftest.planting import Kernel, nothing_declared, torch_line, used
 
 # What a launcher reads of a device (units, shared memory, threads), without its name.
@@ -50,7 +49,7 @@ def _copied(op: str) -> Kernel:
     known, kernel = registry.primitive(op), registry.launcher(torch_line(op))
 
     def copied(*args: Any) -> Any:
-        result = kernel(*[a.contiguous().clone() if isinstance(a, Tensor) else a for a in args])
+        result = kernel(*[mapped(lambda a: a.contiguous().clone(), value) for value in args])
         return float32.finish(known, as_tuple(result), args[:-1])  # a result's strides may follow an argument's
 
     return copied

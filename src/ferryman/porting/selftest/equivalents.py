@@ -114,7 +114,7 @@ def unexplained(records: Iterable[Record]) -> list[Record]:
     return [r for k in kernels(records) if k.over for r in k.equivalent if reason(r) is None]
 
 
-def told(records: Iterable[Record]) -> list[str]:
+def reasons(records: Iterable[Record]) -> list[str]:
     """Every kernel with too many, a line each, and one for each of its equivalent mutants: its reason, or that there is
     none."""
     lines = []
