@@ -130,14 +130,14 @@ def _contradicting(op: Primitive, args: tuple[Any, ...], ours: Sequence[Contende
         return []
     (choice,) = (c for c in ours if c.name == chosen)
     exact = as_tuple(choice.call_of(rotation.spared(op, args))())
-    told = []
+    reasons = []
     for contender in quicker:
         try:
             difference = peers.wrong(op, args, contender.call_of(rotation.spared(op, args))(), exact, peers.AGREEING)
         except Exception as error:  # noqa: BLE001 - a contender that fails now is not one to be chosen
             difference = f"it fails: {type(error).__name__}: {error}"
-        told += [f"{contender.name} does not agree with {chosen}: {difference}"] if difference else []
-    return told
+        reasons += [f"{contender.name} does not agree with {chosen}: {difference}"] if difference else []
+    return reasons
 
 
 def _composed(op: Primitive, contender: Contender) -> bool:

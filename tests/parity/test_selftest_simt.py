@@ -18,7 +18,6 @@ from tests.unit import simt_survey as survey
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.alternate(weeks=12),
     pytest.mark.timeout(600),
     pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package"),
 ]

@@ -81,7 +81,7 @@ SIMULATED = itertools.product(sorted({*simulable("triton"), *simulable("hip")}),
 
 
 @pytest.mark.slow
-@pytest.mark.alternate("device", weeks=2)
+@pytest.mark.alternate("device")
 @pytest.mark.parametrize(("op", "device"), [pair for pair in SIMULATED if pair not in LEFT_OUT])
 def test_every_op_on_the_simulated_device(op: str, device: str) -> None:
     """MI300X: each case in one dtype, another each week. MI355X: all in bfloat16. CI takes one of both every other
@@ -182,7 +182,6 @@ VARIANTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.alternate()
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(next(iter(v.items()))))
 def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
     """Each on the ops and dtypes whose instructions it is about."""

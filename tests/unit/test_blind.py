@@ -115,7 +115,6 @@ def _right(code: str, names: set[str], folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.alternate(weeks=12)
 @pytest.mark.parametrize("what", RIGHT)
 def test_right_modules_of_strangers_are_served(what: str, tmp_path: Path) -> None:
     left = _right(RIGHT[what], set(), tmp_path)
@@ -197,7 +196,6 @@ def _wrong(code: str, names: set[str], folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.alternate(weeks=12)
 @pytest.mark.parametrize("what", ALIKE)
 def test_look_alikes_of_strangers_are_as_they_were(what: str, tmp_path: Path) -> None:
     assert _wrong(ALIKE[what], set(), tmp_path) == []

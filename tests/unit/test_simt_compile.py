@@ -118,7 +118,7 @@ WAVES = ("gfx90a", "gfx1100")
 
 
 @pytest.mark.slow
-@pytest.mark.alternate("arch", weeks=2)
+@pytest.mark.alternate("arch")
 @pytest.mark.parametrize("arch", WAVES)
 def test_every_kernel(arch: str) -> None:
     """Every other week for one wave; three kernels of every op are compiled for all arches each time."""

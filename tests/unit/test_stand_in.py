@@ -79,7 +79,7 @@ def test_a_devices_own_arch_keeps_its_own_instructions() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.alternate("name", "dtype", "every", weeks=2)
+@pytest.mark.alternate("name", "dtype", "every")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("name", "dtype", "every"), [("a100", "bfloat16", "1"), ("a100", "float32", "3"), ("l4", "bfloat16", "5")]

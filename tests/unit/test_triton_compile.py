@@ -90,7 +90,7 @@ _MATRIX = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.alternate("dtype", weeks=2)
+@pytest.mark.alternate("dtype")
 @pytest.mark.parametrize(("arch", "dtype"), _MATRIX)
 def test_the_whole_matrix_compiles(arch: str, dtype: str) -> None:
     """Every other week each arch in one dtype, in one worker: importing torch and triton costs as much as a family."""
@@ -110,7 +110,7 @@ def test_rows_compile_the_matrix_of_the_other_arches() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alternate("arch", "dtype", weeks=2)
+@pytest.mark.alternate("arch", "dtype")
 @pytest.mark.parametrize(("arch", "dtype"), WIDE)
 def test_aligned_rows_are_read_16_bytes_at_a_time(arch: str, dtype: str) -> None:
     rows = worker("compile aligned", arch, dtype, timeout=SLOW_SECONDS)

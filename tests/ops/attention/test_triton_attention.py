@@ -691,7 +691,7 @@ def _matrix() -> list[tuple[str, str, tuple[int, ...]]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.alternate("dtype", "dims", weeks=2)
+@pytest.mark.alternate("dtype", "dims")
 @pytest.mark.parametrize(("arch", "dtype", "dims"), _matrix(), ids=str)
 def test_compile_matrix(arch: str, dtype: str, dims: tuple[int, ...]) -> None:
     _check_compiled(_worker(["compile", arch, dtype, *map(str, dims)], False, 1700), arch, dtype, dims)

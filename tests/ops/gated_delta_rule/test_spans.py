@@ -43,7 +43,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.alternate(weeks=8)
 def test_it_passes_every_gate_interpreted(interpreter: Interpreter) -> None:
     """Ragged lengths, a state and none, deep decays, whole numbers."""
     outcomes = interpreter.run(INTERPRETED, timeout=400)
@@ -85,7 +84,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.alternate(weeks=8)
 def test_hostile_systems_stay_inside_the_bounds_interpreted(interpreter: Interpreter) -> None:
     """In float32, whose bounds show more than the line's own bfloat16: keys nearly or quite the same, reflections
     (beta |k|^2 = 2), decays of nothing, no rate, large states; three heads to a key, and two blocks of columns."""
