@@ -220,6 +220,18 @@ def test_on_too_few_draws_nothing_is_equivalent(monkeypatch: pytest.MonkeyPatch)
         assert outcome == "equivalent" or "for want of 200 draws" in str(record.reason)
 
 
+def test_a_rule_that_bends_no_call_is_no_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole-number ids are no other input's dtype: to take one for the other changes nothing anywhere."""
+    setting = judging.Setting(CPU, detect(CPU))
+    cells = Cells("embedding", setting, 0, "torch")
+    known = {m.name: m for m in planting.catalogue(["embedding"], 1, backend="torch")}
+    cells.cases = cells.cases[:2]
+    monkeypatch.setattr(session, "_drawn", lambda *_: session._Drawn(report.DRAWS, True, None))
+    for name in ("inputs_swapped.ids_weight", "computed_in_place.ids"):
+        record = session.evaluate(known[name], known[name].right(), cells, setting, False)
+        assert record is not None and record.outcome == "not run" and "what it bends" in str(record.reason)
+
+
 def test_a_line_for_part_of_the_calls_is_edited_and_tried_on_these() -> None:
     """Its domain's draws are too short for it: its own cases come after them, with other contents."""
     (line,) = sources.lines_of("ssd_scan", "triton.parallel")

@@ -131,9 +131,28 @@ dot[(1,)](p, q, low, M=32, N=16, K=64)
 assert bool(((low.double() - exact).abs() <= bound + 2.0**-8 * exact.abs()).all()), "dot, rounded"
 assert math.isfinite(float(full.sum()))
 
-for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+TINY = 2.0**-10
+edges = [0.0, -0.0, math.nan, math.inf, -math.inf, 240, 448, 464, 465, 480, 57344, 61440, TINY, 3 * TINY]
+for kind in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
     stored = torch.arange(256, dtype=torch.uint8).view(kind)
+    steps = stored.float()[stored.float().isfinite()].sort().values
     for wide in (torch.float32, torch.float16, BF16):
         read = torch.empty(256, dtype=wide)
         cast[(1,)](stored, read, N=256)
         torch.testing.assert_close(read, stored.float().to(wide), rtol=0, atol=0, equal_nan=True)
+        spread = torch.randn(2048) * 10 ** torch.linspace(-6, 6, 2048)
+        halves = (steps[1:] + steps[:-1]) / 2  # ties
+        given = torch.cat([torch.tensor(edges), halves, -halves, spread])
+        given = torch.cat([given, torch.zeros(4096 - len(given))]).to(wide)
+        low = torch.empty(4096, dtype=torch.uint8).view(kind)
+        cast[(1,)](given, low, N=4096)
+        most = torch.finfo(kind).max
+        assert torch.equal(low.view(torch.uint8), given.float().clamp(-most, most).to(kind).view(torch.uint8)), kind
+    p, q = torch.randn(32, 64).to(kind), torch.randn(64, 16).to(kind)
+    exact = p.double() @ q.double()
+    bound = 64 * 2.0**-24 * (p.double().abs() @ q.double().abs())
+    dot[(1,)](p, q, full, M=32, N=16, K=64)
+    assert bool(((full.double() - exact).abs() <= bound).all()), kind
+    p.view(torch.uint8)[0, 0] = 0x80 if "fnuz" in str(kind) else 0x7F
+    dot[(1,)](p, q, full, M=32, N=16, K=64)
+    assert bool(full[0].isnan().all()) and not bool(full[1:].isnan().any()), kind

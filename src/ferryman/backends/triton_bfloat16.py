@@ -2,7 +2,9 @@
 
 It truncates float32 where hardware rounds to nearest even, loses subnormals, and adds, multiplies, compares and sums
 (`tl.dot` too) the raw integers. Here each operation on bfloat16 is done in float32 and rounded once.
-It also reads NaN of e4m3 as 480, and NaN and Inf of e5m2 as numbers: floats of 8 bits are read as PyTorch reads them.
+It also reads NaN of e4m3 as 480, and NaN and Inf of e5m2 as numbers, loses the carry of a number that it rounds up to 8
+bits, and refuses AMD's formats (fnuz): floats of 8 bits are read and rounded as PyTorch does, and what is too large
+becomes the largest number, as NVIDIA's conversion (`cvt.rn.satfinite`) has it.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ def mend() -> None:
     builder = interpreter.InterpreterBuilder
     for name in _BINARY_AND_MORE:
         setattr(builder, name, _in_float32(getattr(builder, name)))
+    builder.create_dot = _of_wide(builder.create_dot)
     builder.cast_impl = _cast(builder.cast_impl)
     builder.create_fp_to_fp = _between_floats(builder.create_fp_to_fp)
+    interpreter._patch_lang_core = _with_formats_of_amd(interpreter._patch_lang_core)
     builder.get_bf16 = lambda self, value: narrow(
         interpreter.TensorHandle(_numpy().array([value], "float32"), _tl().float32)
     )
@@ -124,13 +128,54 @@ def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _format_of(name: str) -> Any:
+    """PyTorch's dtype of a format of 8 bits, by Triton's name; None for another type."""
+    import torch
+
+    of_amd = {"fp8e4b8": torch.float8_e4m3fnuz, "fp8e5b16": torch.float8_e5m2fnuz}
+    return (of_amd | {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}).get(name)
+
+
 @functools.cache
 def _of_8_bits(name: str) -> Any:
     """The 256 numbers of a format of 8 bits, by Triton's name; None for one that is left to Triton."""
     import torch
 
-    kinds = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
-    return None if name not in kinds else torch.arange(256, dtype=torch.uint8).view(kinds[name]).float().numpy()
+    kind = _format_of(name)
+    return None if kind is None else torch.arange(256, dtype=torch.uint8).view(kind).float().numpy()
+
+
+def _of_wide(dot: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(dot)
+    def run(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        tables = [_of_8_bits(x.dtype.scalar.name) for x in (a, b)]
+        wide = [x if t is None else type(x)(t[x.data], _tl().float32) for x, t in zip((a, b), tables, strict=True)]
+        return dot(self, *wide, *more)
+
+    return run
+
+
+def _in_8_bits(values: Any, kind: Any) -> Any:
+    """Numbers of float32 in a format of 8 bits, to nearest even."""
+    import torch
+
+    most = torch.finfo(kind).max
+    return torch.from_numpy(values).clamp(-most, most).to(kind).view(torch.uint8).numpy()
+
+
+def _with_formats_of_amd(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(lang: Any, scope: Any) -> Any:
+        original(lang, scope)
+        usual = lang.dtype.to_ir
+
+        def to_ir(self: Any, builder: Any) -> Any:
+            of_amd = self.name in ("fp8e4b8", "fp8e5b16")
+            return getattr(builder, f"get_{self.name}_ty")() if of_amd else usual(self, builder)
+
+        scope.set_attr(lang.dtype, "to_ir", to_ir)
+
+    return run
 
 
 def _between_floats(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,8 +188,13 @@ def _between_floats(original: Callable[..., Any]) -> Callable[..., Any]:
             if to == tl.float16:
                 with _numpy().errstate(over="ignore"):
                     return type(src)(src.data.astype("float16"), to)
+        modes = importlib.import_module("triton._C.libtriton").ir.ROUNDING_MODE
+        kind = _format_of(to.name)
+        if kind is not None and rounding_mode != modes.RTZ:
+            if src.dtype.scalar.primitive_bitwidth == 8:
+                src = run(self, src, tl.float32, None)
+            return type(src)(_in_8_bits(src.data.astype("float32"), kind), to)
         if to == tl.bfloat16:
-            modes = importlib.import_module("triton._C.libtriton").ir.ROUNDING_MODE
             if src.data.dtype == "uint8":  # another float8, exactly
                 src = original(self, src, tl.float32, rounding_mode)
             return narrow(src, towards_zero=rounding_mode == modes.RTZ)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.mutate.rule import Kernel, Named, given, rule
+from ferryman.porting.mutate.rule import Kernel, Named, Sometimes, given, rule
 
 
 @given("cast early")
@@ -102,12 +102,12 @@ def inputs_swapped(op: Primitive, right: Kernel) -> Named:
     places = [i for i, n in enumerate(op.names) if op.types[n] == "Tensor" and i not in over]
     for i, j in itertools.pairwise(places):
 
-        def kernel(*args: Any, i: int = i, j: int = j) -> Any:
+        def swapped(*args: Any, i: int = i, j: int = j) -> Any:
             a, b = args[i], args[j]
             if (a.shape, a.dtype) != (b.shape, b.dtype):
-                return right(*args)
+                return None
             mixed = list(args)
             mixed[i], mixed[j] = b, a
             return right(*mixed)
 
-        yield f"{op.names[i]}_{op.names[j]}", kernel
+        yield f"{op.names[i]}_{op.names[j]}", Sometimes(right, swapped)

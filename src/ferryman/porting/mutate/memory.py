@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.mutate.rule import Kernel, Named, bent, like, results_of, returned, rule, tensors_of
+from ferryman.porting.mutate.rule import Kernel, Named, Sometimes, bent, like, results_of, returned, rule, tensors_of
 
 
 @returned("structure")
@@ -37,16 +37,16 @@ def computed_in_place(op: Primitive, right: Kernel) -> Named:
     for i, name in enumerate(op.names):
         if op.types[name] == "Tensor" and i not in over:
 
-            def kernel(*args: Any, i: int = i) -> Any:
+            def aliased(*args: Any, i: int = i) -> Any:
                 result = right(*args)
                 first, *rest = results_of(result)
                 a = args[i]
                 if (a.shape, a.dtype, a.stride()) != (first.shape, first.dtype, first.stride()):
-                    return result
+                    return None
                 a.copy_(first)
                 return like((a, *rest), result)
 
-            yield name, kernel
+            yield name, Sometimes(right, aliased)
 
 
 def _another(a: Tensor) -> Tensor:

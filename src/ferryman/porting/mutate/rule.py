@@ -33,6 +33,19 @@ class Rule:
     real: bool = False
 
 
+class Sometimes:
+    """A wrong kernel that leaves most calls to the right one. ``change`` gives None for those. bent: whether there was
+    a call that it changed: one that changes none on any case is no mutant."""
+
+    def __init__(self, right: Kernel, change: Callable[..., Any]) -> None:
+        self.right, self.change, self.bent = right, change, False
+
+    def __call__(self, *args: Any) -> Any:
+        result = self.change(*args)
+        self.bent |= result is not None
+        return self.right(*args) if result is None else result
+
+
 def tensors_of(args: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors among arguments, those in lists too."""
     for value in args:

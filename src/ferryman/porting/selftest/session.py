@@ -126,6 +126,8 @@ def _evaluate(
         return not_run(
             mutant, record.reason or "nothing here reaches it: another device's path, or no case and no draw"
         )
+    if not differs and not getattr(kernel, "bent", True):
+        return not_run(mutant, "no case and no draw has what it bends", record.runs)
     if not differs:
         record.outcome = "equivalent"
         record.reason = f"bitwise equal in all {record.runs} runs and {record.draws} draws"
