@@ -107,8 +107,13 @@ def _draw(
     return (*queries, *angles)
 
 
-def helpers() -> Iterator[Helper]:
+@functools.cache
+def helpers() -> tuple[Helper, ...]:
     """q, k, cos, sin, or x, cos, sin; cos and sin in either order; whole heads, or their first half."""
+    return tuple(_helpers())
+
+
+def _helpers() -> Iterator[Helper]:
     for pair in (True, False):
         count = 2 if pair else 1
         names = [f"a{i}" for i in range(count + 2)]
