@@ -23,10 +23,16 @@ from tests.unit import (
     disguises_blind_mixed,
     disguises_blind_second,
     disguises_blind_second_heads,
+    disguises_blind_third,
+    disguises_blind_third_experts,
+    disguises_blind_third_heads,
+    disguises_blind_third_layers,
     disguises_blind_turns,
     lookalikes_blind,
     lookalikes_blind_more,
     lookalikes_blind_second,
+    lookalikes_blind_third,
+    lookalikes_blind_third_layers,
 )
 from tests.unit.situations import load
 from tests.unit.test_disguises import assert_as_right, assert_gradients_as_right
@@ -41,12 +47,18 @@ RIGHT = {
     "mixed": disguises_blind_mixed.MIXED,
     "second": disguises_blind_second.SECOND,
     "second, of heads": disguises_blind_second_heads.SECOND_HEADS,
+    "third": disguises_blind_third.THIRD,
+    "third, of heads": disguises_blind_third_heads.THIRD_HEADS,
+    "third, of layers": disguises_blind_third_layers.THIRD_LAYERS,
+    "third, of experts": disguises_blind_third_experts.THIRD_EXPERTS,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
     "heads": lookalikes_blind_more.HEADS,
     "experts": lookalikes_blind_more.EXPERTS,
     "written out": lookalikes_blind_second.SECOND,
+    "third": lookalikes_blind_third.THIRD,
+    "third, of layers": lookalikes_blind_third_layers.THIRD_LAYERS,
 }
 # what is left today, and why
 _SEPARATE = (
