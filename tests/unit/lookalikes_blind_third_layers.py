@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """The sixth set of look-alikes: layers, routers, experts and losses."""
 
 from __future__ import annotations

@@ -34,18 +34,21 @@ _SIZES = (
 )
 # how a fourth input hides: the text that makes it the op's mask. "truth": as `keep`, of any dtype that compares with 0
 _MASKS = {"truth": "({} != 0)", "keep": "{}", "hide": "{}.logical_not()", "bias": "{}"}
+_TOLD = ("truth", "keep", "hide")
+_GROUPS = (1, 2, 3), (4, 8, 6, 5, 7, 16)  # query heads for a key head: those that are tried, and those if none does
 _SIZED = "size"  # the fourth input is (B, S, any): how many rows it has says where the diagonal ends
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """rows, heads: the axes of queries or keys, and of heads; -1: heads are part of the batch. inward, outward: to the
-    op's order and back."""
+    """rows, heads, size: the axes of queries or keys, of heads, and of a head's numbers; -1: heads are part of the
+    batch. inward, outward: to the op's order and back."""
 
     rows: int
     heads: int
     inward: str
     outward: str
+    size: int = -1
 
     @property
     def dims(self) -> int:
@@ -53,9 +56,18 @@ class _Layout:
 
     def of(self, x: Tensor) -> Tensor:
         """(B, H, S, D) in this order."""
+        x = x if self.size == -1 else x.mT
         if self.heads < 0:
             return x.flatten(0, 1)
         return x.transpose(1, 2) if self.heads == 2 else x
+
+    def turned(self) -> _Layout | None:
+        """With the size before the rows, as keys lie before a product; None where nobody has it."""
+        if self.heads == 2:
+            return None
+        return replace(
+            self, rows=self.rows + 1, inward=self.inward.format("{}.mT"), outward=f"{self.outward}.mT", size=-2
+        )
 
 
 _HEADS_FIRST = _Layout(2, 1, "{}", "{}")
@@ -66,11 +78,14 @@ _LAYOUTS = (_HEADS_FIRST, _ROWS_FIRST, _ONE_BATCH)
 
 @dataclass(frozen=True)
 class _Reading:
-    """Which input is which, and how: ``places`` of q, k, v and a mask. group: query heads for a key head, 0: any; one:
-    a single key head serves all, too. shared: the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any."""
+    """Which input is which, and how: ``places`` of q, k, v and a mask, and the layouts of the first three, of which
+    ``inner`` has the order. group: query heads for a key head, 0: any; one: a single key head serves all, too. shared:
+    the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any. mean: a row that sees nothing is the mean of
+    the values, and not NaN."""
 
     places: tuple[int, ...]
     inner: _Layout
+    own: tuple[_Layout, ...]
     outer: _Layout
     group: int
     mask: str
@@ -81,6 +96,7 @@ class _Reading:
     shared: bool = True
     square: bool = True
     heads: int = 0
+    mean: bool = False
 
     def draw(self, seed: int) -> tuple[Tensor, ...]:
         batch, heads, queries, keys, width, size = _SIZES[seed]
@@ -91,7 +107,7 @@ class _Reading:
         heads = self.heads or heads
         given = _inputs(self, batch, heads, group, queries, keys, width, seed, size)
         if seed == len(_SIZES) - 1:
-            given[self.places[0]][..., 0, 0] = math.nan
+            self.own[0].of(given[self.places[0]])[..., 0, 0] = math.nan
         return tuple(given)
 
     def longer(self, length: int, width: int) -> tuple[Tensor, ...]:
@@ -117,12 +133,9 @@ def _inputs(
     def normal(*shape: int) -> Tensor:
         return size * torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    of = reading.inner.of
-    own = [
-        of(normal(batch, heads * group, queries, width)).clone(),
-        of(normal(batch, heads, keys, width)),
-        of(normal(batch, heads, keys, width)),
-    ]
+    sides = [(heads * group, queries), (heads, keys), (heads, keys)]
+    own = [layout.of(normal(batch, *side, width)) for layout, side in zip(reading.own, sides, strict=True)]
+    own[0] = own[0].clone()
     if reading.mask == _SIZED:
         own.append(normal(batch, queries, 7))
     elif reading.mask:
@@ -161,7 +174,7 @@ def layers(block: Block) -> Iterator[Layer]:
     if not readings:
         return
     reading = readings[0]
-    alike = ("mask", "places", "causal", "scale", "softcap")
+    alike = ("mask", "places", "causal", "scale", "softcap", "mean")
     flat = next(
         (
             r
@@ -197,7 +210,7 @@ def _layer(reading: _Reading, flat: _Reading | None = None) -> Layer:
         guard,
         longer=reading.longer,
         widths=_WIDTHS,
-        width=f"{q}.shape[-1]",
+        width=f"{q}.shape[{reading.own[0].size}]",
     )
 
 
@@ -216,7 +229,7 @@ def _names(reading: _Reading) -> list[str]:
 
 def _expression(reading: _Reading) -> str:
     q, k, v, *mask = _names(reading)
-    given = [reading.inner.inward.format(x) for x in (q, k, v)]
+    given = [layout.inward.format(x) for layout, x in zip(reading.own, (q, k, v), strict=True)]
     options = {"causal": reading.causal, "scale": reading.scale, "softcap": reading.softcap}
     texts = [f"{name}={value!r}" for name, value in options.items() if value not in (False, None, 0.0)]
     if reading.mask in ("", _SIZED):
@@ -230,21 +243,25 @@ def _expression(reading: _Reading) -> str:
         # its scores are hidden, so queries and keys have gradients of 0 by it, and values NaN: the op's backward gets
         # no NaN, which its implementations would pass on to queries and keys
         group = f"{given[0]}.shape[1] // {given[1]}.shape[1]"
+        mean = f"{given[2]}.mean(-2, keepdim=True).repeat_interleave({group}, 1)"
         summed = f"{given[2]}.sum(-2, keepdim=True).repeat_interleave({group}, 1)"
         spread = f"torch.where(b, {summed} * torch.where(b, torch.nan, 1.0).to(r[0].dtype), r[0])"
         blind = f"{spread} if {v}.requires_grad else r[0].masked_fill(b, torch.nan)"
+        blind = f"torch.where(b, {mean}, r[0])" if reading.mean else blind
     both = f"(lambda r: (lambda b: {blind})({nothing}))({called})"
     return reading.outer.outward.format(both)
 
 
 def _guard(reading: _Reading) -> str:
     q, k, v, *mask = _names(reading)
-    rows, heads, dims = reading.inner.rows, reading.inner.heads, reading.inner.dims
+    heads, dims = reading.inner.heads, reading.inner.dims
+    sizes = [f"{x}.shape[{layout.size}]" for layout, x in zip(reading.own, (q, k, v), strict=True)]
+    rows = [f"{x}.shape[{layout.rows}]" for layout, x in zip(reading.own, (q, k, v), strict=True)]
     tests = [
         f"{q}.dim() == {k}.dim() == {v}.dim() == {dims}",
         f"{q}.shape[0] == {k}.shape[0] == {v}.shape[0]",
-        f"{q}.shape[-1] == {k}.shape[-1] == {v}.shape[-1] <= {MAX_HEAD_DIM}",
-        f"{k}.shape[{rows}] == {v}.shape[{rows}]",
+        f"{' == '.join(sizes)} <= {MAX_HEAD_DIM}",
+        f"{rows[1]} == {rows[2]}",
         f"{q}.numel() > 0 and {k}.numel() > 0 and {v}.numel() > 0",
         f"{q}.dtype is {k}.dtype is {v}.dtype and {q}.dtype.itemsize < 8 and {q}.dtype.is_floating_point",
     ]
@@ -255,9 +272,9 @@ def _guard(reading: _Reading) -> str:
         tests.append(f"{of_keys} == {v}.shape[{heads}] and ({group}{one})")
         tests += [f"{of_keys} == {reading.heads}"] if reading.heads else []
     if reading.square:
-        tests.append(f"{q}.shape[{rows}] == {k}.shape[{rows}]")
+        tests.append(f"{rows[0]} == {rows[1]}")
     if reading.mask == _SIZED:
-        tests.append(f"{mask[0]}.dim() == 3 and {mask[0]}.shape[1] == {q}.shape[{rows}]")
+        tests.append(f"{mask[0]}.dim() == 3 and {mask[0]}.shape[1] == {rows[0]}")
     elif mask:
         alike, truth = f"{mask[0]}.dtype is {q}.dtype", f"{mask[0]}.dtype is torch.bool"
         kind = {"bias": alike, "truth": f"({alike} or {truth})"}.get(reading.mask, truth)
@@ -272,25 +289,72 @@ def _guard(reading: _Reading) -> str:
 
 def _readings(block: Block) -> Iterator[_Reading]:
     masks = ("",) if block.inputs == 3 else (*_MASKS, _SIZED)
-    for inner, mask in itertools.product(_LAYOUTS, masks):
-        for places in itertools.permutations(range(block.inputs)):
-            for heads in (2, *(n for n in _named(block) if n != 2 and inner.heads >= 0)):
-                probed = functools.partial(_probed, block, inner, mask, places, heads=heads)
-                few, more = ((1, 2, 3), (4, 8, 6, 5, 7, 16)) if inner.heads >= 0 else ((1,), ())
+    rest = tuple(range(3, block.inputs))
+    orders = [(0, 1, 2, *rest), (1, 0, 2, *rest)] if block.ordered else [*itertools.permutations(range(block.inputs))]
+    for turns in itertools.product((False, True), repeat=3) if block.ordered else [(False,) * 3]:
+        known = [*_readings_of(block, masks, orders, turns)]
+        if known:
+            yield from known
+            return
+
+
+def _readings_of(
+    block: Block, masks: Sequence[str], orders: Sequence[tuple[int, ...]], turns: Sequence[bool]
+) -> Iterator[_Reading]:
+    for inner in _LAYOUTS:
+        layouts = [inner.turned() if turn else inner for turn in turns]
+        own = tuple(layout for layout in layouts if layout is not None)
+        fitting = [places for places in orders if len(own) == 3 and _fits(block, inner, own, places)]
+        for mask, places in itertools.product(masks, fitting):
+            for heads in _heads(block, inner):
+                probed = functools.partial(_probed, block, inner, own, mask, places, heads=heads)
+                few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
                 groups = [g for g in few if probed(g)] or [g for g in more if probed(g)][:1]
                 if groups:
                     outer, scale, softcap, causal = probed(groups[0]) or (inner, None, 0.0, False)
                     group = 0 if len(groups) > 1 else groups[0]
-                    one = group == 1 and inner.heads >= 0 and _probed(block, inner, mask, places, 2, 1) is not None
-                    yield _Reading(places, inner, outer, group, mask, causal, scale, softcap, one)
+                    one = group == 1 and inner.heads >= 0 and probed(2, heads=1) is not None
+                    mean = mask in _TOLD and _blind(block, inner, own, mask, places, groups[0], heads)
+                    yield _Reading(places, inner, own, outer, group, mask, causal, scale, softcap, one, mean=mean)
                     break
 
 
+def _heads(block: Block, inner: _Layout) -> tuple[int, ...]:
+    return (2, *(n for n in _named(block) if n != 2 and inner.heads >= 0))
+
+
+def _fits(block: Block, inner: _Layout, own: tuple[_Layout, ...], places: Sequence[int]) -> bool:
+    """Whether the code takes inputs of such shapes at all, and gives one of attention: most orders end here."""
+    few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
+    kinds = ("keep", "bias", _SIZED) if len(places) > 3 else ("",)
+    assert block.shape is not None
+    for group, mask, heads in itertools.product((*few, *more), kinds, _heads(block, inner)):
+        reading = _Reading(tuple(places), inner, own, inner, group, mask, False, None, 0.0)
+        given = _inputs(reading, 2, heads, group, 5, 5, 12, 0, 1.0)
+        q = torch.empty(2, heads * group, 5, 12)
+        if block.shape(tuple(given)) in [o.of(q).shape for o in _outer(inner)]:
+            return True
+    return False
+
+
+def _outer(inner: _Layout) -> list[_Layout]:
+    """Orders that a result may have."""
+    turned = inner.turned() or _HEADS_FIRST.turned()
+    assert turned is not None
+    return [_ONE_BATCH, turned] if inner is _ONE_BATCH else [_HEADS_FIRST, _ROWS_FIRST, turned]
+
+
 def _probed(
-    block: Block, inner: _Layout, mask: str, places: Sequence[int], group: int, heads: int = 2
+    block: Block,
+    inner: _Layout,
+    own: tuple[_Layout, ...],
+    mask: str,
+    places: Sequence[int],
+    group: int,
+    heads: int = 2,
 ) -> tuple[_Layout, float | None, float, bool] | None:
     """(the result's order, scale, soft cap, causal), or None where this is no attention of such inputs."""
-    run = functools.partial(_probabilities, block, inner, mask, places, group, heads)
+    run = functools.partial(_probabilities, block, inner, own, mask, places, group, heads)
     near = run(8, 0.5)
     if near is None:
         return None
@@ -305,9 +369,9 @@ def _probed(
     if softcap is None or small is None or other is None:
         return None
     scales = []
-    for _, own, products in (small, other):
+    for _, given, products in (small, other):
         steps, falls = (
-            x[..., 1:][(own > 0)[..., 1:]] for x in (products - products[..., :1], own.log() - own[..., :1].log())
+            x[..., 1:][(given > 0)[..., 1:]] for x in (products - products[..., :1], given.log() - given[..., :1].log())
         )
         at = steps.abs().argmax()
         scales.append(float(falls[at] / steps[at]))
@@ -318,42 +382,64 @@ def _probed(
     return outer, _nice(scales[0]), softcap, causal
 
 
+def _blind(
+    block: Block, inner: _Layout, own: tuple[_Layout, ...], mask: str, places: Sequence[int], group: int, heads: int
+) -> bool:
+    """Whether a row that sees nothing is the mean of the values, as where scores are a number that is finite."""
+    known = _probabilities(block, inner, own, mask, places, group, heads, 8, 0.5, blind=True)
+    return known is not None and bool(((known[1][..., 0, :] - 1 / 8).abs() < 1e-9).all())
+
+
 def _probabilities(
-    block: Block, inner: _Layout, mask: str, places: Sequence[int], group: int, heads: int, width: int, size: float
+    block: Block,
+    inner: _Layout,
+    own: tuple[_Layout, ...],
+    mask: str,
+    places: Sequence[int],
+    group: int,
+    heads: int,
+    width: int,
+    size: float,
+    blind: bool = False,
 ) -> tuple[_Layout, Tensor, Tensor] | None:
     """(the result's order, P, the products of queries and keys), both (B, H, S, S)."""
     batch, rows = 2, width  # values are as wide as keys, where the code has one width for both
     draw = torch.Generator().manual_seed(11)
     q = size * torch.randn(batch, heads * group, rows, width, generator=draw, dtype=torch.float64)
     k = size * torch.randn(batch, heads, rows, width, generator=draw, dtype=torch.float64)
-    v = torch.eye(rows, dtype=torch.float64).expand(batch, heads, rows, rows)
-    own = [inner.of(q), inner.of(k), inner.of(v)]
+    v = torch.eye(rows, dtype=torch.float64).roll(1, -1).expand(batch, heads, rows, rows)  # which is not its transpose
+    inputs = [layout.of(x) for layout, x in zip(own, (q, k, v), strict=True)]
     if mask == _SIZED:
-        own.append(torch.randn(batch, rows, 7, generator=draw, dtype=torch.float64))
+        inputs.append(torch.randn(batch, rows, 7, generator=draw, dtype=torch.float64))
     elif mask:
         shape = (batch * heads * group, rows, rows) if inner is _ONE_BATCH else (batch, 1, rows, rows)
-        own.append(_probe(mask, shape))
-    given = [torch.empty(0)] * len(own)
-    for place, x in zip(places, own, strict=True):
+        inputs.append(_probe(mask, shape, blind))
+    given = [torch.empty(0)] * len(inputs)
+    for place, x in zip(places, inputs, strict=True):
         given[place] = x
     assert block.run is not None
     outcome = block.run({}, tuple(given))
     result = None if outcome is None else outcome[0]
     if not isinstance(result, Tensor) or not result.is_floating_point():
         return None
-    outer = next((o for o in _LAYOUTS if result.shape == o.of(q @ k.repeat_interleave(group, 1).mT).shape), None)
-    if outer is None or (outer is _ONE_BATCH) != (inner is _ONE_BATCH):
-        return None
-    p = result.unflatten(0, (batch, -1)) if outer is _ONE_BATCH else outer.of(result)
-    if not bool(((p.sum(-1) - 1).abs() < 1e-6).all()) or bool((p < 0).any()):
-        return None
-    if result.is_contiguous():  # a view may follow
-        outer = replace(outer, outward=f"{outer.outward}.contiguous()")
-    return outer, p.double(), q @ k.repeat_interleave(group, 1).mT
+    products = q @ k.repeat_interleave(group, 1).mT
+    for outer in _outer(inner):
+        if result.shape != outer.of(products).shape:
+            continue
+        p = result.unflatten(0, (batch, -1)) if inner is _ONE_BATCH else outer.of(result)
+        p = (p.mT if inner is _ONE_BATCH and outer is not _ONE_BATCH else p).roll(-1, -1)
+        if not bool(((p.sum(-1) - 1).abs() < 1e-6).all()) or bool((p < 0).any()):
+            continue
+        if result.is_contiguous():  # a view may follow
+            outer = replace(outer, outward=f"{outer.outward}.contiguous()")
+        return outer, p.double(), products
+    return None
 
 
-def _probe(mask: str, shape: tuple[int, ...]) -> Tensor:
-    hidden = _hidden(shape[-1]).expand(shape)
+def _probe(mask: str, shape: tuple[int, ...], blind: bool = False) -> Tensor:
+    hidden = _hidden(shape[-1])
+    hidden[0] |= blind
+    hidden = hidden.expand(shape)
     if mask == "bias":
         return torch.zeros(shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
     return hidden.logical_not().double() if mask == "truth" else hidden ^ (mask == "keep")

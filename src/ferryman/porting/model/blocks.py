@@ -33,6 +33,7 @@ registries: dict[int, Any] = {}  # id -> a library's registry of implementations
 # Float32 sums of at most 8192 products of rounded numbers differ by less; another computation by more.
 _CLOSE = 2.0**-10
 PART = "ferryman_part"  # of a part of several values, which may be a block without tensors
+ORDERED = "ordered"  # of one whose values are in the order of its products
 _NARROW_SEEDS = 3
 _ROWS = 8192  # rows that a number in the code may mean, and are tried
 _LONG = 513  # rows that are tried, whatever it names
@@ -83,6 +84,8 @@ def _block(module: nn.Module, tensors: dict[str, tuple[int, ...]], inputs: int) 
         {n: v for n, v in own.items() if isinstance(v, int)},
         {n: v for n, v in own.items() if isinstance(v, float)},
         functools.partial(_tried, module, tuple(tensors)),
+        functools.partial(_shape, module, tuple(tensors)),
+        getattr(type(module), PART, None) == ORDERED,
     )
 
 
@@ -97,6 +100,17 @@ def _tried(
     except Exception:  # noqa: BLE001 - foreign code ran on what it may not take
         return None
     return outputs, dict(zip(names, tensors, strict=True))
+
+
+@torch.no_grad()
+def _shape(module: nn.Module, names: tuple[str, ...], inputs: tuple[Tensor, ...]) -> tuple[int, ...] | None:
+    weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    tensors = [weights[n].detach().clone() for n in names]
+    try:
+        result = _original(type(module), dict(module.__dict__), names, False, len(inputs), *inputs, *tensors)
+    except Exception:  # noqa: BLE001 - foreign code ran on what it may not take
+        return None
+    return tuple(result.shape) if isinstance(result, Tensor) else None
 
 
 def _role_of(

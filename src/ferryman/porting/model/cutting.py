@@ -55,6 +55,7 @@ class Search(Proving):
     skipped: set[Any] = field(kw_only=True)
     fresh: frozenset[str] = field(kw_only=True, default=frozenset())
     parts: list[Part] = field(default_factory=list)
+    large: bool = False  # only what has two products of values: what stands between is no part of its own then
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
 
     def run(self) -> bool:
@@ -62,7 +63,7 @@ class Search(Proving):
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
-        for self.moving in (False, True):
+        for self.large, self.moving in itertools.product((True, False), (False, True)):
             for body in list(blocks(self.tree)):
                 while len(self.parts) < _MOST_PARTS and self._one(body):
                     pass
@@ -83,6 +84,8 @@ class Search(Proving):
                 if alone and root not in results:
                     continue
                 if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List) or self._served(e):
+                    continue
+                if self.large and products(root.inside(frozenset())) < 2:
                     continue
                 for leaves in self._cuts(root, statement):
                     if self._taken(body, statement, root, e, leaves):
@@ -139,6 +142,8 @@ class Search(Proving):
             order.setdefault(node, i)
         sized = {c: root.inside(c) for c in cuts(root) if c and root not in c}
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
+        if self.large:
+            chosen = [c for c in chosen if len(c) > 2 and products(sized[c]) == 2]
         if self.moving:
             chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
         chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))

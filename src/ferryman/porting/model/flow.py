@@ -224,15 +224,17 @@ class Scan:
         child = ast.unparse(e.func)
         kind = next(k for k in type(self._at(e.func)).__mro__ if k in _CHILDREN)
         function, arguments = _CHILDREN[kind]
-        texts = [function, *(f"{child}.{n}" for n in arguments if n.isidentifier()), f"ferryman_child({child})"]
+        texts = [function, *(_text_of(child, n) for n in arguments if _is_own(n)), f"ferryman_child({child})"]
         trees = [ast.parse(text, mode="eval").body for text in texts]
         known = source.names_read(self.function, texts)
         known |= {str(self.self_name): self.module, "torch": torch, "ferryman_child": is_plain_child}
-        values = [eval(text, known) for text in texts]  # noqa: S307 - our own texts
+        values = [False if text.endswith(".p > 0") else eval(text, known) for text in texts]  # noqa: S307 - our own texts
+        for tree in trees[1:-1]:
+            self.path(tree)  # another module of the class may have others
         makes = [functools.partial(Node, "self", tree, value=v) for tree, v in zip(trees, values, strict=True)]
         own = [self._once(("self", text), make) for text, make in zip(texts, makes, strict=True)]
         rest = iter(trees[1:-1])
-        passed = [next(rest) if n.isidentifier() else ast.parse(n, mode="eval").body for n in arguments]
+        passed = [next(rest) if _is_own(n) else ast.parse(n, mode="eval").body for n in arguments]
         call = ast.copy_location(ast.Call(trees[0], [e.args[0], *passed], []), e)
         node = Node("op", call, (given[1], *own), (e.args[0], *trees), function.rpartition(".")[2])
         node.whole = e
@@ -285,12 +287,19 @@ class Scan:
 
     def path(self, e: ast.expr) -> Any:
         """The plain value, tensor or function that an expression of the module alone has now; MISSING for others."""
+        if self._trains(e):
+            return False
         if self.module is None or not self._of_self(e) or isinstance(e, ast.Constant | ast.Name):
             return MISSING
         value = self._given(e)
         tensor = isinstance(value, Tensor)
         self.facts[ast.unparse(e)] = ("tensor", tuple(value.shape), value.is_floating_point()) if tensor else value
         return value
+
+    def _trains(self, e: ast.expr) -> bool:
+        """Whether it is the module's mode, of which parts are proven for evaluation alone."""
+        own = isinstance(e, ast.Attribute) and isinstance(e.value, ast.Name) and e.value.id == self.self_name
+        return self.module is not None and own and e.attr == "training"  # type: ignore[attr-defined]
 
     def _given(self, e: ast.expr) -> Any:
         direct = isinstance(e, ast.Attribute) and isinstance(e.value, ast.Name)
@@ -362,12 +371,23 @@ def _attribute(owner: Any, name: str) -> Any:
     return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared
 
 
+_DROPS = ".training and {}.p > 0"  # of a dropout, which a part has where it changes nothing
 # PyTorch's own modules: the function that each calls of what it is given, and what of its own
 _CHILDREN: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.Conv1d: ("torch.nn.functional.conv1d", ("weight", "bias", "stride", "padding", "dilation", "groups")),
     nn.ConstantPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
     nn.ZeroPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
+    nn.Dropout: ("torch.nn.functional.dropout", ("0.5", _DROPS)),
 }
+
+
+def _is_own(argument: str) -> bool:
+    """Whether an argument in `_CHILDREN` is read of the child."""
+    return argument.isidentifier() or argument == _DROPS
+
+
+def _text_of(child: str, argument: str) -> str:
+    return f"{child}{_DROPS.format(child)}" if argument == _DROPS else f"{child}.{argument}"
 
 
 def is_plain_child(child: Any) -> bool:
