@@ -55,6 +55,7 @@ class Search(Proving):
     skipped: set[Any] = field(kw_only=True)
     fresh: frozenset[str] = field(kw_only=True, default=frozenset())
     parts: list[Part] = field(default_factory=list)
+    whole: bool = False  # a part has two products of values
     large: bool = False  # only what has two products of values: what stands between is no part of its own then
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
 
@@ -89,6 +90,7 @@ class Search(Proving):
                     continue
                 for leaves in self._cuts(root, statement):
                     if self._taken(body, statement, root, e, leaves):
+                        self.whole |= self.large
                         return True
         return False
 
@@ -266,13 +268,15 @@ class Search(Proving):
         fresh: list[ast.stmt | None] = [*body]
         fresh[statement.index] = changed
         outer, closures = self.reads()
+        loops = (n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While))
+        repeated = any(body is inner for loop in loops for inner in blocks(loop))
         for index in range(statement.index - 1, -1, -1):
             inner = inside & bound.get(index, {}).keys()
             if not inner or all(node.counts() for node in inner):  # sizes may be read by others, too
                 continue
             for name in bound[index].values():
                 outside = name in outer
-                looped = body is not self.tree.body and any(name in _read(s) for s in fresh[:index] if s is not None)
+                looped = repeated and any(name in _read(s) for s in fresh[:index] if s is not None)
                 mine = (changed, _read(changed).count(name) == 1) if name in past else (None, False)
                 if outside or looped or name in closures or _reads_next(name, fresh[index + 1 :], *mine):
                     return None
