@@ -36,6 +36,8 @@ _SIZES = (
 _MASKS = {"truth": "({} != 0)", "keep": "{}", "hide": "{}.logical_not()", "bias": "{}"}
 _TOLD = ("truth", "keep", "hide")
 _GROUPS = (1, 2, 3), (4, 8, 6, 5, 7, 16)  # query heads for a key head: those that are tried, and those if none does
+# whose size lies before their rows: of no input, of keys, of all, of keys and values
+_TURNS = (False, False, False), (False, True, False), (True, True, True), (False, True, True)
 _SIZED = "size"  # the fourth input is (B, S, any): how many rows it has says where the diagonal ends
 
 
@@ -291,7 +293,7 @@ def _readings(block: Block) -> Iterator[_Reading]:
     masks = ("",) if block.inputs == 3 else (*_MASKS, _SIZED)
     rest = tuple(range(3, block.inputs))
     orders = [(0, 1, 2, *rest), (1, 0, 2, *rest)] if block.ordered else [*itertools.permutations(range(block.inputs))]
-    for turns in itertools.product((False, True), repeat=3) if block.ordered else [(False,) * 3]:
+    for turns in _TURNS if block.ordered else _TURNS[:1]:
         known = [*_readings_of(block, masks, orders, turns)]
         if known:
             yield from known
@@ -328,7 +330,9 @@ def _fits(block: Block, inner: _Layout, own: tuple[_Layout, ...], places: Sequen
     few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
     kinds = ("keep", "bias", _SIZED) if len(places) > 3 else ("",)
     assert block.shape is not None
-    for group, mask, heads in itertools.product((*few, *more), kinds, _heads(block, inner)):
+    turned = any(layout.size != -1 for layout in own)
+    groups, numbers = (few, (2,)) if turned else ((*few, *more), _heads(block, inner))
+    for group, mask, heads in itertools.product(groups, kinds, numbers):
         reading = _Reading(tuple(places), inner, own, inner, group, mask, False, None, 0.0)
         given = _inputs(reading, 2, heads, group, 5, 5, 12, 0, 1.0)
         q = torch.empty(2, heads * group, 5, 12)

@@ -195,7 +195,9 @@ class Proving:
                 own_places = {id(slot): place[child] for slot, child in zip(node.slots, node.children, strict=True)}
                 own_places[id(node.slots[0])] = ast.Name(name, ast.Load())
                 body.append(ast.Assign([ast.Name(name, ast.Store())], place[node.children[0]]))
-                body.append(swap(node.write, own_places))
+                written = isinstance(node.write, ast.AugAssign)
+                target: dict[int, ast.expr] = {id(node.slots[0]): ast.Name(name, ast.Store())} if written else {}
+                body.append(swap(node.write, own_places | target))
                 place[node] = own_places[id(node.slots[0])]
             elif node.kind == "op":
                 tree_of = node.whole if node.whole is not None and not aliased else node.tree
