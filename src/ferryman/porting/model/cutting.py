@@ -7,6 +7,7 @@ import functools
 import itertools
 import types
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,8 @@ class Search(Proving):
                     continue
                 if self.large and products(root.inside(frozenset())) < 2:
                     continue
+                if root.whole is not None and self._has_role(root.whole):
+                    continue
                 for leaves in self._cuts(root, statement):
                     if self._taken(body, statement, root, e, leaves):
                         self.whole |= self.large
@@ -97,6 +100,11 @@ class Search(Proving):
     def _served(self, e: ast.expr) -> bool:
         """Whether it, or what it stands in, is served by its spelling."""
         return any(_within(place_of(e), place) for place in self.skipped) or recognised(e, self.function)
+
+    def _has_role(self, call: ast.expr) -> bool:
+        """Whether it calls a child that is served by itself."""
+        assert isinstance(call, ast.Call)
+        return ast.unparse(call.func).partition(".")[2] in self.fresh
 
     # Cuts
 
@@ -146,6 +154,9 @@ class Search(Proving):
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
         if self.large:
             chosen = [c for c in chosen if len(c) > 2 and products(sized[c]) == 2]
+            closest = _closest(root, lambda n: n in here or n in statement.names)
+            if closest is not None and closest not in chosen and self._worth(root.inside(closest)):
+                chosen, sized[closest] = [*chosen, closest], root.inside(closest)
         if self.moving:
             chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
         chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))
@@ -291,6 +302,28 @@ def _places_of_own(node: Node) -> bool:
     owner = node.children[0] if node.children and sliced else None
     sized = any(n.kind == "leaf" for n in node.inside(frozenset()))
     return owner is not None and isinstance(owner.value, Tensor) and sized
+
+
+def _closest(root: Node, known: Callable[[Node], bool]) -> frozenset[Node] | None:
+    """The values next to two products that a node is computed of; None where it has no two, or too many values."""
+    inside = root.inside(frozenset())
+    first = next((n for n in inside if n.kind == "op" and products([n])), None)
+    if first is None:
+        return None
+    cut: set[Node] = set()
+
+    def add(node: Node, whole: bool) -> bool:
+        if node.counts() or not any(n.kind == "leaf" for n in node.inside(frozenset())):
+            return True
+        plain = node.kind == "op" and not isinstance(node.tree, ast.Attribute | ast.Slice | ast.Tuple | ast.List)
+        if whole and (known(node) if plain else isinstance(node.tree, ast.Name)):
+            cut.add(node)
+            return True
+        on_path = {id(n) for n in node.children if first in n.inside(frozenset())}
+        return bool(node.children) and all(add(n, id(n) not in on_path) for n in node.children)
+
+    complete = add(root, False)
+    return frozenset(cut) if complete and 2 < len(cut) <= _MOST_LEAVES and products(root.inside(frozenset(cut))) == 2 else None
 
 
 def _more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:

@@ -222,6 +222,8 @@ class Scan:
             name = func.attr if isinstance(func, ast.Attribute) else func.id
             scripted = isinstance(value, torch.jit.ScriptFunction)
             return (name if value is MISSING or (trusted(value) and not scripted) else "call"), []
+        if isinstance(func, ast.Call) and self._softmax(func):
+            return "softmax", []
         if self.path(func) is not MISSING:
             return "call", [
                 (func, self._once(("self", ast.unparse(func)), lambda: Node("self", func, value=self.path(func))))
@@ -237,6 +239,12 @@ class Scan:
         elif isinstance(func, ast.Attribute):
             self.node(func.value)
         return None
+
+    def _softmax(self, call: ast.Call) -> bool:
+        """Whether it makes a softmax of PyTorch's, with numbers alone."""
+        given = [*call.args, *(k.value for k in call.keywords)]
+        fixed = all(isinstance(e, ast.Constant | ast.UnaryOp) for e in given)
+        return fixed and source.resolve(call.func, self.function) is nn.Softmax
 
     def _is_child(self, func: ast.expr) -> bool:
         """Whether it is a child of PyTorch's own that is a call of a function, and nothing else."""
@@ -405,6 +413,7 @@ _CHILDREN: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.Conv1d: ("torch.nn.functional.conv1d", ("weight", "bias", "stride", "padding", "dilation", "groups")),
     nn.ConstantPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
     nn.ZeroPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
+    nn.Softmax: ("torch.nn.functional.softmax", ("dim",)),
     nn.Dropout: ("torch.nn.functional.dropout", ("0.5", _DROPS)),
 }
 
