@@ -38,7 +38,7 @@ _TOLD = ("truth", "keep", "hide")
 _GROUPS = (1, 2, 3), (4, 8, 6, 5, 7, 16)  # query heads for a key head: those that are tried, and those if none does
 # whose size lies before their rows: of no input, of keys, of all, of keys and values
 _TURNS = (False, False, False), (False, True, False), (True, True, True), (False, True, True)
-_SIZED = "size"  # the fourth input is (B, S, any): how many rows it has says where the diagonal ends
+_SIZED = "size"  # the fourth input is (B, S, H * D): its sizes say where the diagonal ends, or how scores are scaled
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _inputs(
     own = [layout.of(normal(batch, *side, width)) for layout, side in zip(reading.own, sides, strict=True)]
     own[0] = own[0].clone()
     if reading.mask == _SIZED:
-        own.append(normal(batch, queries, 7))
+        own.append(normal(batch, keys, heads * group * width))
     elif reading.mask:
         own.append(_mask(reading, batch, heads * group, queries, keys, seed > 2, seed % 2 == 1, draw))
     given = [torch.empty(0)] * len(own)
@@ -276,7 +276,9 @@ def _guard(reading: _Reading) -> str:
     if reading.square:
         tests.append(f"{rows[0]} == {rows[1]}")
     if reading.mask == _SIZED:
-        tests.append(f"{mask[0]}.dim() == 3 and {mask[0]}.shape[1] == {rows[0]}")
+        whole = f"{q}.shape[{heads}] * " if heads >= 0 else f"{q}.shape[0] // {mask[0]}.shape[0] * "
+        tests.append(f"{mask[0]}.dim() == 3 and {mask[0]}.shape[1] == {rows[1]}")
+        tests.append(f"{mask[0]}.shape[2] == {whole}{sizes[0]}")
     elif mask:
         alike, truth = f"{mask[0]}.dtype is {q}.dtype", f"{mask[0]}.dtype is torch.bool"
         kind = {"bias": alike, "truth": f"({alike} or {truth})"}.get(reading.mask, truth)
@@ -414,7 +416,7 @@ def _probabilities(
     v = torch.eye(rows, dtype=torch.float64).roll(1, -1).expand(batch, heads, rows, rows)  # which is not its transpose
     inputs = [layout.of(x) for layout, x in zip(own, (q, k, v), strict=True)]
     if mask == _SIZED:
-        inputs.append(torch.randn(batch, rows, 7, generator=draw, dtype=torch.float64))
+        inputs.append(torch.randn(batch, rows, heads * group * width, generator=draw, dtype=torch.float64))
     elif mask:
         shape = (batch * heads * group, rows, rows) if inner is _ONE_BATCH else (batch, 1, rows, rows)
         inputs.append(_probe(mask, shape, blind))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.distance import flat
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, state_of
-from ferryman.porting.model.proof import Proof, prove
+from ferryman.porting.model.proof import STORAGE, Proof, prove
 from ferryman.porting.model.recognise import Refusal, Role
 from ferryman.porting.model.trace import Read, Test, Trace, Unproven
 
@@ -127,7 +127,10 @@ def _role_of(
         except Unproven as error:
             return Refusal(str(error))
         runs = _Runs(module, followed, tuple(block.tensors), layer, trace)
-        proof = _prove(runs, block.inputs)
+        proof, refusing = _prove(runs, block.inputs), []
+        if not proof.ok and proof.distance is None:
+            refusing = _refused(runs, block.inputs)
+            proof = _prove(runs, block.inputs, refusing) if refusing else proof
         if proof.ok:
             try:
                 guards = tuple(trace.guards(never=runs.never))
@@ -141,6 +144,7 @@ def _role_of(
             beyond = [f"a0.numel() < {most}"] if most else []
             if most and layer.longer is not None and _of_widths(runs, block.inputs, children):
                 beyond = [f"{layer.width} in {layer.widths}"]
+            beyond += [f"a0.dtype is not {dtype}" for dtype in refusing]
             tests = [layer.guard, *beyond, *_under_autocast(runs, block.inputs)]
             layer = replace(layer, guard=" and ".join(tests))
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
@@ -346,15 +350,31 @@ def _repeated(x: Tensor, axis: int, rows: int, length: int) -> Tensor:
     return x.repeat(*(-(-length // rows) if i == axis else 1 for i in range(x.dim()))).narrow(axis, 0, length)
 
 
-def _prove(runs: _Runs, count: int) -> Proof:
+@torch.no_grad()
+def _refused(runs: _Runs, count: int) -> list[torch.dtype]:
+    """Storage dtypes in which the block raises, such as one that has no -1e9."""
+    refused = []
+    for dtype in STORAGE:
+        given = (*runs.layer.draw(0), *runs.tensors)
+        try:
+            runs(False, count, *(x.to(dtype) if x.is_floating_point() else x for x in given))
+        except RuntimeError:
+            refused.append(dtype)
+    return refused
+
+
+def _prove(runs: _Runs, count: int, refusing: Sequence[torch.dtype] = ()) -> Proof:
     layer = runs.layer
+    storage = [dtype for dtype in STORAGE if dtype not in refusing]
     inputs = runs.drawn(count)
     alike = layer.canonical or (lambda result: result)
     candidate = _candidate(runs, count, alike)
     proof = Proof(False)
     for training in (False, True):
         original = _then(alike, functools.partial(runs, training, count))
-        proof = prove(original, candidate, inputs, narrow=_NARROW_SEEDS, gradients=layer.gradient, values=True)
+        proof = prove(
+            original, candidate, inputs, storage=storage, narrow=_NARROW_SEEDS, gradients=layer.gradient, values=True
+        )
         if not proof.ok:
             return proof
     return _close(_then(alike, functools.partial(runs, False, count)), candidate, inputs, proof)

@@ -83,7 +83,7 @@ class Search(Proving):
         results = _results(body[-1], self.statements) if alone else set()
         for statement in reversed(self.statements):
             for root, e in statement.ops:
-                if alone and root not in results:
+                if alone and root not in results and not self.large:
                     continue
                 if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List) or self._served(e):
                     continue
@@ -322,8 +322,11 @@ def _closest(root: Node, known: Callable[[Node], bool]) -> frozenset[Node] | Non
         on_path = {id(n) for n in node.children if first in n.inside(frozenset())}
         return bool(node.children) and all(add(n, id(n) not in on_path) for n in node.children)
 
-    complete = add(root, False)
-    return frozenset(cut) if complete and 2 < len(cut) <= _MOST_LEAVES and products(root.inside(frozenset(cut))) == 2 else None
+    if not add(root, False) or not 2 < len(cut) <= _MOST_LEAVES:
+        return None
+    inside = root.inside(frozenset(cut))
+    whole = products(inside) == 2 and all(n.kind != "leaf" for n in inside)
+    return frozenset(cut) if whole else None
 
 
 def _more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:

@@ -31,7 +31,20 @@ _CHANGES = {"append", "extend", "insert", "pop", "update", "setdefault", "clear"
 _OF_PYTHON = {"len", "int", "float", "tuple", "list", "slice", "min", "max", "abs", "range", "sum"}
 SELF = "self"
 # labels of what gives memory of its own
-_ANEW = {"MatMult", "matmul", "bmm", "einsum", "baddbmm", "Mult", "Div", "Add", "Sub", "masked_fill", "softmax", "linear"}
+_ANEW = {
+    "MatMult",
+    "matmul",
+    "bmm",
+    "einsum",
+    "baddbmm",
+    "Mult",
+    "Div",
+    "Add",
+    "Sub",
+    "masked_fill",
+    "softmax",
+    "linear",
+}
 
 
 @dataclass
@@ -222,8 +235,6 @@ class Scan:
             name = func.attr if isinstance(func, ast.Attribute) else func.id
             scripted = isinstance(value, torch.jit.ScriptFunction)
             return (name if value is MISSING or (trusted(value) and not scripted) else "call"), []
-        if isinstance(func, ast.Call) and self._softmax(func):
-            return "softmax", []
         if self.path(func) is not MISSING:
             return "call", [
                 (func, self._once(("self", ast.unparse(func)), lambda: Node("self", func, value=self.path(func))))
@@ -239,12 +250,6 @@ class Scan:
         elif isinstance(func, ast.Attribute):
             self.node(func.value)
         return None
-
-    def _softmax(self, call: ast.Call) -> bool:
-        """Whether it makes a softmax of PyTorch's, with numbers alone."""
-        given = [*call.args, *(k.value for k in call.keywords)]
-        fixed = all(isinstance(e, ast.Constant | ast.UnaryOp) for e in given)
-        return fixed and source.resolve(call.func, self.function) is nn.Softmax
 
     def _is_child(self, func: ast.expr) -> bool:
         """Whether it is a child of PyTorch's own that is a call of a function, and nothing else."""

@@ -55,7 +55,7 @@ class _Operators(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        node = _by_place(node, self.own)
+        node = _by_place(_softmax(node, self.own), self.own)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if (
             isinstance(owner, ast.Name)
@@ -76,6 +76,27 @@ class _Operators(ast.NodeTransformer):
             return _added_up(node)
         kind = None if node.keywords and kind is not ast.Add else kind
         return node if kind is None else ast.copy_location(ast.BinOp(node.args[0], kind(), node.args[1]), node)
+
+
+def _softmax(node: ast.Call, function: types.FunctionType) -> ast.Call:
+    """``nn.Softmax(dim=-1)(x)`` as ``nn.functional.softmax(x, dim=-1)``."""
+    made = node.func
+    if (
+        not isinstance(made, ast.Call)
+        or not isinstance(made.func, ast.Attribute)
+        or len(node.args) != 1
+        or node.keywords
+    ):
+        return node
+    fixed = all(isinstance(e, ast.Constant | ast.UnaryOp) for e in [*made.args, *(k.value for k in made.keywords)])
+    one = len(made.args) + len(made.keywords) == 1 and fixed
+    if not one or source.resolve(made.func, function) is not torch.nn.Softmax:
+        return node
+    named = ast.Attribute(ast.Attribute(made.func.value, "functional", ast.Load()), "softmax", ast.Load())
+    if source.resolve(named, function) is not functional.softmax:
+        return node
+    call = ast.Call(named, [node.args[0], *made.args], made.keywords)
+    return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
 # Of what takes its first argument by the name "input" too, and has no Python signature to tell

@@ -15,8 +15,18 @@ _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 def sunk(tree: ast.FunctionDef) -> ast.FunctionDef | None:
     """A copy of a function's tree with its ``if`` so; None where it has no such, or too many."""
     arguments = {a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)}
-    own = {a.arg for n in ast.walk(tree) if isinstance(n, _SCOPES) and n is not tree for a in ast.walk(n) if isinstance(a, ast.arg)}
-    inner = any(isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Nonlocal | ast.Global) for n in ast.walk(tree) if n is not tree)
+    own = {
+        a.arg
+        for n in ast.walk(tree)
+        if isinstance(n, _SCOPES) and n is not tree
+        for a in ast.walk(n)
+        if isinstance(a, ast.arg)
+    }
+    inner = any(
+        isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Nonlocal | ast.Global)
+        for n in ast.walk(tree)
+        if n is not tree
+    )
     stored = {n for s in tree.body for n in _stored(s)}
     if inner or own & stored or any(isinstance(n, ast.Name) and n.id == "locals" for n in ast.walk(tree)):
         return None
