@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.porting.model import filling, source, spelling
+from ferryman.porting.model.child_calls import CHILDREN, given_by, is_own, is_plain_child, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import bound, trusted
@@ -241,7 +242,7 @@ class Scan:
             ]
         if isinstance(func, ast.Attribute) and own:
             return ("call", []) if func.attr in self.members and not self._calls_children(func.attr) else None
-        if isinstance(func, ast.Attribute) and _is_super(func.value):
+        if isinstance(func, ast.Attribute) and is_super(func.value):
             return "call", []
         if isinstance(func, ast.Attribute) and func.attr not in _CHANGES and not func.attr.startswith("_"):
             owner = self.node(func.value)
@@ -263,9 +264,9 @@ class Scan:
     def _function_of_child(self, e: ast.Call, given: tuple[ast.AST, Node]) -> Node:
         """Such a child, as the function that it calls of what it has."""
         child = ast.unparse(e.func)
-        kind = next(k for k in type(self._at(e.func)).__mro__ if k in _CHILDREN)
-        function, arguments = _CHILDREN[kind]
-        texts = [function, *(_text_of(child, n) for n in arguments if _is_own(n)), f"ferryman_child({child})"]
+        kind = next(k for k in type(self._at(e.func)).__mro__ if k in CHILDREN)
+        function, arguments = CHILDREN[kind]
+        texts = [function, *(text_of(child, n) for n in arguments if is_own(n)), f"ferryman_child({child})"]
         trees = [ast.parse(text, mode="eval").body for text in texts]
         known = source.names_read(self.function, texts)
         known |= {str(self.self_name): self.module, "torch": torch, "ferryman_child": is_plain_child}
@@ -275,7 +276,7 @@ class Scan:
         makes = [functools.partial(Node, "self", tree, value=v) for tree, v in zip(trees, values, strict=True)]
         own = [self._once(("self", text), make) for text, make in zip(texts, makes, strict=True)]
         rest = iter(trees[1:-1])
-        passed = [next(rest) if _is_own(n) else ast.parse(n, mode="eval").body for n in arguments]
+        passed = [next(rest) if is_own(n) else ast.parse(n, mode="eval").body for n in arguments]
         call = ast.copy_location(ast.Call(trees[0], [e.args[0], *passed], []), e)
         node = Node("op", call, (given[1], *own), (e.args[0], *trees), function.rpartition(".")[2])
         node.whole = e
@@ -362,7 +363,7 @@ class Scan:
             return getattr(module, name, MISSING) if isinstance(name, str) else MISSING
         if isinstance(e, ast.Attribute):
             owner = self._at(e.value)
-            return MISSING if owner is MISSING else _attribute(owner, e.attr)
+            return MISSING if owner is MISSING else given_by(owner, e.attr)
         if not isinstance(e, ast.Subscript):
             return MISSING
         owner = self._at(e.value)
@@ -394,49 +395,3 @@ class Scan:
             module = source.resolve(e.args[0], self.function)
             return asks and isinstance(module, types.ModuleType) and self._of_self(e.args[1], False)
         return False
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    """A plain attribute; MISSING for what a property, or another's `__getattr__`, gives."""
-    declared = getattr(type(owner), name, MISSING)
-    if hasattr(type(declared), "__get__") or isinstance(owner, types.ModuleType | Tensor):
-        return MISSING
-    if isinstance(owner, nn.Module):
-        for names in (owner.__dict__, owner._parameters, owner._buffers, owner._modules):
-            if name in names:
-                return names[name]
-        return MISSING
-    reads: Any = type(owner).__getattribute__
-    if reads is not object.__getattribute__ or hasattr(type(owner), "__getattr__"):
-        return MISSING
-    return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared
-
-
-_DROPS = ".training and {}.p > 0"  # of a dropout, which a part has where it changes nothing
-# PyTorch's own modules: the function that each calls of what it is given, and what of its own
-_CHILDREN: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
-    nn.Conv1d: ("torch.nn.functional.conv1d", ("weight", "bias", "stride", "padding", "dilation", "groups")),
-    nn.ConstantPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
-    nn.ZeroPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
-    nn.Softmax: ("torch.nn.functional.softmax", ("dim",)),
-    nn.Dropout: ("torch.nn.functional.dropout", ("0.5", _DROPS)),
-}
-
-
-def _is_own(argument: str) -> bool:
-    """Whether an argument in `_CHILDREN` is read of the child."""
-    return argument.isidentifier() or argument == _DROPS
-
-
-def _text_of(child: str, argument: str) -> str:
-    return f"{child}{_DROPS.format(child)}" if argument == _DROPS else f"{child}.{argument}"
-
-
-def is_plain_child(child: Any) -> bool:
-    """Whether a call of a module is one of `_CHILDREN`'s functions of what it has, and nothing else."""
-    plain = type(child) in _CHILDREN and getattr(child, "padding_mode", "zeros") == "zeros"
-    return plain and source.untouched(child)
-
-
-def _is_super(e: ast.expr) -> bool:
-    return isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "super" and not e.args
