@@ -182,7 +182,7 @@ class WrongOrder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(W, W) for _ in range(3))
+        self.q, self.k, self.v = (nn.Linear(W, W, bias=False) for _ in range(3))
 
     def forward(self, x, pad):
         t, b, n = x.shape

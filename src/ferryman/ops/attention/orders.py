@@ -24,7 +24,7 @@ SIZES = (
 MASKS = {"truth": "({} != 0)", "keep": "{}", "hide": "{}.logical_not()", "bias": "{}"}
 
 
-SIZED = "size"  # the fourth input is (B, S, H * D): its sizes say where the diagonal ends, or how scores are scaled
+SIZED = "size"  # the fourth input is (B, S, any): how many rows it has says where the diagonal ends
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def inputs_of(
     own = [layout.of(normal(batch, *side, width)) for layout, side in zip(reading.own, sides, strict=True)]
     own[0] = own[0].clone()
     if reading.mask == SIZED:
-        own.append(normal(batch, keys, heads * group * width))
+        own.append(normal(batch, queries, 7 + 2 * seed))
     elif reading.mask:
         own.append(_mask(reading, batch, heads * group, queries, keys, seed > 2, seed % 2 == 1, draw))
     given = [torch.empty(0)] * len(own)

@@ -173,7 +173,7 @@ def _probabilities(
     v = torch.eye(rows, dtype=torch.float64).roll(1, -1).expand(batch, heads, rows, rows)  # which is not its transpose
     inputs = [layout.of(x) for layout, x in zip(own, (q, k, v), strict=True)]
     if mask == SIZED:
-        inputs.append(torch.randn(batch, rows, heads * group * width, generator=draw, dtype=torch.float64))
+        inputs.append(torch.randn(batch, rows, 2 * width - 9, generator=draw, dtype=torch.float64))
     elif mask:
         shape = (batch * heads * group, rows, rows) if inner is ONE_BATCH else (batch, 1, rows, rows)
         inputs.append(_probe(mask, shape, blind))

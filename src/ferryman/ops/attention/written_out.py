@@ -123,9 +123,7 @@ def _guard(reading: Reading) -> str:
     if reading.square:
         tests.append(f"{rows[0]} == {rows[1]}")
     if reading.mask == SIZED:
-        whole = f"{q}.shape[{heads}] * " if heads >= 0 else f"{q}.shape[0] // {mask[0]}.shape[0] * "
-        tests.append(f"{mask[0]}.dim() == 3 and {mask[0]}.shape[1] == {rows[1]}")
-        tests.append(f"{mask[0]}.shape[2] == {whole}{sizes[0]}")
+        tests.append(f"{mask[0]}.dim() == 3 and {mask[0]}.shape[1] == {rows[0]}")
     elif mask:
         alike, truth = f"{mask[0]}.dtype is {q}.dtype", f"{mask[0]}.dtype is torch.bool"
         kind = {"bias": alike, "truth": f"({alike} or {truth})"}.get(reading.mask, truth)

@@ -288,8 +288,8 @@ def _of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None
         given = [
             of(child) for child in node.children if child is not first and first not in child.inside(frozenset(leaves))
         ]
-        given = given[1:] if node.label == "baddbmm" and len(given) == 3 else given
-        return [known for known in given if known]
+        given = [known for known in given if known]
+        return given[1:] if node.label == "baddbmm" and len(given) == 3 else given
 
     terms = [*operands(first), *operands(second)]
     places = [leaves.index(next(iter(known))) for known in terms if len(known) == 1]

@@ -109,16 +109,16 @@ def _local_modules(tree: ast.FunctionDef, function: types.FunctionType) -> dict[
 
 
 def _called(node: ast.Call, known: dict[str, ast.Call], function: types.FunctionType) -> ast.Call:
-    """``nn.Softmax(dim=-1)(x)`` as ``nn.functional.softmax(x, dim=-1)``, also where a local has the module."""
-    made = known.get(node.func.id) if isinstance(node.func, ast.Name) else node.func
-    if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Attribute) or not _made(made, function):
+    """``nn.Softmax(dim=-1)(x)`` as ``nn.functional.softmax(x, dim=-1)``, also where a local has it."""
+    module = known.get(node.func.id) if isinstance(node.func, ast.Name) else node.func
+    if not isinstance(module, ast.Call) or not isinstance(module.func, ast.Attribute) or not _made(module, function):
         return node
-    name, count = _CALLS[source.resolve(made.func, function)]
+    name, count = _CALLS[source.resolve(module.func, function)]
     plain = len(node.args) == count and not node.keywords and not any(isinstance(e, ast.Starred) for e in node.args)
-    named = ast.Attribute(ast.Attribute(copied(made.func.value), "functional", ast.Load()), name, ast.Load())
+    named = ast.Attribute(ast.Attribute(copied(module.func.value), "functional", ast.Load()), name, ast.Load())
     if not plain or source.resolve(named, function) is not getattr(functional, name):
         return node
-    own = copied(made)
+    own = copied(module)
     call = ast.Call(named, [*node.args, *own.args], own.keywords)
     return ast.fix_missing_locations(ast.copy_location(call, node))
 
