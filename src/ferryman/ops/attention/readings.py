@@ -95,16 +95,16 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
         reading = Reading(tuple(places), inner, own, inner, group, mask, False, None, 0.0)
         given = inputs_of(reading, 2, heads, group, 5, 5, 12, 0, 1.0)
         q = torch.empty(2, heads * group, 5, 12)
-        if block.shape(tuple(given)) in [o.of(q).shape for o in _outer(inner)]:
+        if block.shape(tuple(given)) in [o.of(q).shape for o in _outer(inner, own)]:
             return True
     return False
 
 
-def _outer(inner: Layout) -> list[Layout]:
-    """Orders that a result may have."""
-    turned = inner.turned() or HEADS_FIRST.turned()
-    assert turned is not None
-    return [ONE_BATCH, turned] if inner is ONE_BATCH else [HEADS_FIRST, ROWS_FIRST, turned]
+def _outer(inner: Layout, own: tuple[Layout, ...]) -> list[Layout]:
+    """Orders that a result may have: with the size before the rows only where values have it, too."""
+    known = [inner] if inner is ONE_BATCH else [HEADS_FIRST, ROWS_FIRST]
+    turned = inner.turned()
+    return known if turned is None or own[2].size == -1 else [*known, turned]
 
 
 def _probed(
@@ -186,7 +186,7 @@ def _probabilities(
     if not isinstance(result, Tensor) or not result.is_floating_point():
         return None
     products = q @ k.repeat_interleave(group, 1).mT
-    for outer in _outer(inner):
+    for outer in _outer(inner, own):
         if result.shape != outer.of(products).shape:
             continue
         p = result.unflatten(0, (batch, -1)) if inner is ONE_BATCH else outer.of(result)
