@@ -122,6 +122,8 @@ class Scan:
         node = self.env.get(target.id) if isinstance(target, ast.Name) else None
         if node is None or node.kind != "op" or node.label not in _ANEW or node.write is not None:
             return False
+        if node.label == "einsum" and len(node.children) < 3:  # of one tensor it may be a view of that
+            return False
         named = sum(other is node for other in self.env.values())
         return named == 1 and not any(node in other.children for other in self.known.values())
 
