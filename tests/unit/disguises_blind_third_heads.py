@@ -185,7 +185,7 @@ class EveryTwo(nn.Module):
 
 
 @case("rope", lambda c: (c(D), T(2, H, S, D)))
-class Cached(nn.Module):
+class CachedAngles(nn.Module):
     def __init__(self, d, base=10000):
         super().__init__()
         self.d, self.base, self.cos_cached, self.sin_cached = d, base, None, None

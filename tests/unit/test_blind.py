@@ -86,7 +86,7 @@ LEFT = {
     ),
     "OneKeyHead": "keys without an axis of heads beside queries that have one",
     **dict.fromkeys(("EveryTwo", "FirstDims", "FastCache"), "a part of a head is turned, or by a table of pairs"),
-    "Cached": "angles that the module computes at every call",
+    "CachedAngles": "angles that the module computes at every call",
     **dict.fromkeys(("Mixes", "Stepped"), "a convolution by shifts along rows, whose weights are computed"),
     "SoftThenTop": "a router whose weights are a child's: its softmax is served",
     **dict.fromkeys(
