@@ -113,7 +113,7 @@ class NearOnly(nn.Module):
 
 
 @case("attention", lambda c: (c(), T(2, 9, W)))
-class Pooled(nn.Module):
+class Latents(nn.Module):
     def __init__(self, n=W, heads=H, queries=3):
         super().__init__()
         self.latents, self.heads = nn.Parameter(torch.randn(queries, n)), heads

@@ -82,7 +82,7 @@ LEFT = {
     "Delta": "a loop over time in a module",
     **dict.fromkeys(("BloomScores", "TimeFirst"), "a batch of heads whose sizes are of another tensor"),
     **dict.fromkeys(
-        ("AttnBlock", "NearOnly", "Pooled"), "a scale of another tensor's sizes, which is no value of a part"
+        ("AttnBlock", "NearOnly", "Latents"), "a scale of another tensor's sizes, which is no value of a part"
     ),
     "OneKeyHead": "keys without an axis of heads beside queries that have one",
     **dict.fromkeys(("EveryTwo", "FirstDims", "FastCache"), "a part of a head is turned, or by a table of pairs"),
