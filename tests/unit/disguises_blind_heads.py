@@ -35,7 +35,7 @@ class Nano(nn.Module):
         return self.out(y.transpose(1, 2).contiguous().view(b, t, c))
 
 
-@case("softmax", lambda c: (c(W, H), T(2, S, W)))
+@case("attention", lambda c: (c(W, H), T(2, S, W)))
 class Tril(nn.Module):
     def __init__(self, n, heads, longest=16):
         super().__init__()
@@ -147,7 +147,7 @@ def padding(b, t):
     return m
 
 
-@case("softmax", lambda c: (c(W, H), T(2, S, W), T(2, 9, W), padding(2, 9)))
+@case("attention", lambda c: (c(W, H), T(2, S, W), T(2, 9, W), padding(2, 9)))
 class CrossPadded(nn.Module):
     def __init__(self, n, h):
         super().__init__()
@@ -330,7 +330,7 @@ class Spatial(nn.Module):
         return x + self.o(h)
 
 
-@case("softmax", lambda c: (c(W, H), T(2, S, W)))
+@case("attention", lambda c: (c(W, H), T(2, S, W)))
 class Layer(nn.Module):
     def __init__(self, n, h):
         super().__init__()

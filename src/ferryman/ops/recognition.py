@@ -101,7 +101,9 @@ class Block:
     tensors: its parameters' and floating buffers' shapes by name. inputs: how many tensors its forward requires, or
     takes with those that it says may be left out.
     integers, numbers: its int and float attributes. run: (sizes, inputs) to (what its forward gives in float64 with
-    drawn tensors whose sides are changed so, these by name), or None where it raises.
+    drawn tensors whose sides are changed so, these by name), or None where it raises. shape: inputs to the shape of a
+    result that is a tensor, in less time; None for others. ordered: it is a part with two products, whose inputs are
+    those of the first, in either order, then the second's other one, then what is left.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -109,6 +111,8 @@ class Block:
     integers: Mapping[str, int] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     run: Callable[[Mapping[int, int], tuple[Tensor, ...]], tuple[Any, dict[str, Tensor]] | None] | None = None
+    shape: Callable[[tuple[Tensor, ...]], tuple[int, ...] | None] | None = None
+    ordered: bool = False
 
 
 @dataclass(frozen=True)

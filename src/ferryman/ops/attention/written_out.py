@@ -8,180 +8,47 @@ are all -inf without a mask is 0, where the code that is written out gives NaN.
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from ferryman.ops.attention.arguments import MAX_HEAD_DIM
+from ferryman.ops.attention.orders import MASKS, ONE_BATCH, SIZED, SIZES, Reading
+from ferryman.ops.attention.readings import numbers_of, readings_of
 from ferryman.ops.recognition import Block, Layer
 
 _WIDTHS = (*range(4, 129, 4), 144, 160, 176, 192, 224, 256)  # head sizes
-_NAMED = 3
-_EXACT = 1e-9  # of a scale that was measured, relative
-# (batch, key heads, queries, keys, head size, magnitude) of a seed; in the last a query is NaN
-_SIZES = (
-    (2, 2, 6, 6, 8, 1.0),
-    (1, 1, 5, 9, 12, 1.0),
-    (2, 3, 4, 4, 16, 3.0),
-    (1, 2, 7, 7, 5, 300.0),
-    (2, 1, 3, 8, 8, 2.0**-10),
-    (1, 2, 1, 1, 8, 1.0),
-    (1, 2, 6, 6, 8, 1.0),
-)
-# how a fourth input hides: the text that makes it the op's mask. "truth": as `keep`, of any dtype that compares with 0
-_MASKS = {"truth": "({} != 0)", "keep": "{}", "hide": "{}.logical_not()", "bias": "{}"}
-_SIZED = "size"  # the fourth input is (B, S, any): how many rows it has says where the diagonal ends
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """rows, heads: the axes of queries or keys, and of heads; -1: heads are part of the batch. inward, outward: to the
-    op's order and back."""
-
-    rows: int
-    heads: int
-    inward: str
-    outward: str
-
-    @property
-    def dims(self) -> int:
-        return 3 if self.heads < 0 else 4
-
-    def of(self, x: Tensor) -> Tensor:
-        """(B, H, S, D) in this order."""
-        if self.heads < 0:
-            return x.flatten(0, 1)
-        return x.transpose(1, 2) if self.heads == 2 else x
-
-
-_HEADS_FIRST = _Layout(2, 1, "{}", "{}")
-_ROWS_FIRST = _Layout(1, 2, "{}.transpose(1, 2)", "{}.transpose(1, 2)")
-_ONE_BATCH = _Layout(1, -1, "{}.unsqueeze(1)", "{}.squeeze(1)")
-_LAYOUTS = (_HEADS_FIRST, _ROWS_FIRST, _ONE_BATCH)
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """Which input is which, and how: ``places`` of q, k, v and a mask. group: query heads for a key head, 0: any; one:
-    a single key head serves all, too. shared: the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any."""
-
-    places: tuple[int, ...]
-    inner: _Layout
-    outer: _Layout
-    group: int
-    mask: str
-    causal: bool
-    scale: float | None
-    softcap: float
-    one: bool = False
-    shared: bool = True
-    square: bool = True
-    heads: int = 0
-
-    def draw(self, seed: int) -> tuple[Tensor, ...]:
-        batch, heads, queries, keys, width, size = _SIZES[seed]
-        keys = queries if self.square else keys
-        group = self.group or (2, 1, 3)[seed % 3]
-        if self.one and seed % 2 and not self.heads:
-            heads, group = 1, 2
-        heads = self.heads or heads
-        given = _inputs(self, batch, heads, group, queries, keys, width, seed, size)
-        if seed == len(_SIZES) - 1:
-            given[self.places[0]][..., 0, 0] = math.nan
-        return tuple(given)
-
-    def longer(self, length: int, width: int) -> tuple[Tensor, ...]:
-        """Of many heads where the length is little."""
-        return tuple(
-            _inputs(self, 1, self.heads or (64 if length < 9 else 1), self.group or 1, length, length, width, 0, 1.0)
-        )
-
-
-def _inputs(
-    reading: _Reading,
-    batch: int,
-    heads: int,
-    group: int,
-    queries: int,
-    keys: int,
-    width: int,
-    seed: int,
-    size: float,
-) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return size * torch.randn(shape, generator=draw, dtype=torch.float64)
-
-    of = reading.inner.of
-    own = [
-        of(normal(batch, heads * group, queries, width)).clone(),
-        of(normal(batch, heads, keys, width)),
-        of(normal(batch, heads, keys, width)),
-    ]
-    if reading.mask == _SIZED:
-        own.append(normal(batch, queries, 7))
-    elif reading.mask:
-        own.append(_mask(reading, batch, heads * group, queries, keys, seed > 2, seed % 2 == 1, draw))
-    given = [torch.empty(0)] * len(own)
-    for place, x in zip(reading.places, own, strict=True):
-        given[place] = x
-    return given
-
-
-def _mask(
-    reading: _Reading, batch: int, heads: int, queries: int, keys: int, blind: bool, alone: bool, draw: torch.Generator
-) -> Tensor:
-    """One in whose rows some key is seen, but for the first row of each sequence where it is ``blind``; ``alone``: of
-    all sequences, where the code takes one."""
-    shape: tuple[int, ...] = (
-        (batch * heads, queries, keys) if reading.inner is _ONE_BATCH else (batch, 1, queries, keys)
-    )
-    if reading.shared and alone:
-        # of each head or of all, where the code takes both
-        shape = (heads, queries, keys) if reading.inner is not _ONE_BATCH and queries == 4 else (queries, keys)
-    seen = torch.rand(shape, generator=draw) < 0.6
-    seen[..., 0] = True
-    seen[..., :1, :] &= not blind
-    if reading.mask == "bias":
-        return torch.randn(shape, generator=draw, dtype=torch.float64).masked_fill(~seen, -math.inf)
-    if reading.mask == "truth" and not blind:
-        return seen.double()
-    return ~seen if reading.mask == "hide" else seen
 
 
 def layers(block: Block) -> Iterator[Layer]:
     if block.tensors or block.inputs not in (3, 4) or block.run is None:
         return
-    readings = list(_readings(block))
+    readings = list(readings_of(block))
     if not readings:
         return
     reading = readings[0]
-    alike = ("mask", "places", "causal", "scale", "softcap")
+    alike = ("mask", "places", "causal", "scale", "softcap", "mean")
     flat = next(
         (
             r
             for r in readings[1:]
-            if r.inner is _ONE_BATCH and all(getattr(r, name) == getattr(reading, name) for name in alike)
+            if r.inner is ONE_BATCH and all(getattr(r, name) == getattr(reading, name) for name in alike)
         ),
         None,
     )
     # of as many keys as queries alone, where other numbers are refused or give something else
     both = [r for r in (reading, flat) if r is not None]
-    for shared in [True, False] if reading.mask in _MASKS else [True]:
+    for shared in [True, False] if reading.mask in MASKS else [True]:
         for square in [True] if reading.causal else [False, True]:
             yield _layer(*(replace(r, square=square, shared=shared) for r in both))
     if reading.inner.heads >= 0:  # the code names its key heads
-        for heads in _named(block):
+        for heads in numbers_of(block):
             for square in [True] if reading.causal else [False, True]:
                 yield _layer(replace(reading, square=square, shared=False, heads=heads))
 
 
-def _layer(reading: _Reading, flat: _Reading | None = None) -> Layer:
+def _layer(reading: Reading, flat: Reading | None = None) -> Layer:
     """``flat``: the same code does for three dimensions, too."""
     expression, guard, q = _expression(reading), _guard(reading), f"a{reading.places[0]}"
     if flat is not None:
@@ -193,36 +60,31 @@ def _layer(reading: _Reading, flat: _Reading | None = None) -> Layer:
         expression,
         {},
         draw,
-        len(_SIZES),
+        len(SIZES),
         guard,
         longer=reading.longer,
         widths=_WIDTHS,
-        width=f"{q}.shape[-1]",
+        width=f"{q}.shape[{reading.own[0].size}]",
     )
 
 
-def _named(block: Block) -> list[int]:
-    """The first few numbers of the module's that may be one of heads."""
-    return sorted({n for n in block.integers.values() if 1 < n <= 128})[:_NAMED]
-
-
-def _draw(readings: Sequence[_Reading], seed: int) -> tuple[Tensor, ...]:
+def _draw(readings: Sequence[Reading], seed: int) -> tuple[Tensor, ...]:
     return readings[seed % len(readings)].draw(seed)
 
 
-def _names(reading: _Reading) -> list[str]:
+def _names(reading: Reading) -> list[str]:
     return [f"a{place}" for place in reading.places]
 
 
-def _expression(reading: _Reading) -> str:
+def _expression(reading: Reading) -> str:
     q, k, v, *mask = _names(reading)
-    given = [reading.inner.inward.format(x) for x in (q, k, v)]
+    given = [layout.inward.format(x) for layout, x in zip(reading.own, (q, k, v), strict=True)]
     options = {"causal": reading.causal, "scale": reading.scale, "softcap": reading.softcap}
     texts = [f"{name}={value!r}" for name, value in options.items() if value not in (False, None, 0.0)]
-    if reading.mask in ("", _SIZED):
+    if reading.mask in ("", SIZED):
         return reading.outer.outward.format(f"ops.attention({', '.join([*given, *texts])})")
-    shaped = mask[0] if reading.inner is not _ONE_BATCH else f"{mask[0]}[..., None, :, :]"
-    texts += [f"mask={_MASKS[reading.mask].format(shaped)}", "return_lse=True"]
+    shaped = mask[0] if reading.inner is not ONE_BATCH else f"{mask[0]}[..., None, :, :]"
+    texts += [f"mask={MASKS[reading.mask].format(shaped)}", "return_lse=True"]
     # a row that sees nothing is NaN there, and 0 here
     nothing, called = "(r[1] == -torch.inf).unsqueeze(-1)", f"ops.attention({', '.join([*given, *texts])})"
     blind = "r[0] * torch.where(b, torch.nan, 1.0).to(r[0].dtype)"
@@ -230,21 +92,25 @@ def _expression(reading: _Reading) -> str:
         # its scores are hidden, so queries and keys have gradients of 0 by it, and values NaN: the op's backward gets
         # no NaN, which its implementations would pass on to queries and keys
         group = f"{given[0]}.shape[1] // {given[1]}.shape[1]"
+        mean = f"{given[2]}.mean(-2, keepdim=True).repeat_interleave({group}, 1)"
         summed = f"{given[2]}.sum(-2, keepdim=True).repeat_interleave({group}, 1)"
         spread = f"torch.where(b, {summed} * torch.where(b, torch.nan, 1.0).to(r[0].dtype), r[0])"
         blind = f"{spread} if {v}.requires_grad else r[0].masked_fill(b, torch.nan)"
+        blind = f"torch.where(b, {mean}, r[0])" if reading.mean else blind
     both = f"(lambda r: (lambda b: {blind})({nothing}))({called})"
     return reading.outer.outward.format(both)
 
 
-def _guard(reading: _Reading) -> str:
+def _guard(reading: Reading) -> str:
     q, k, v, *mask = _names(reading)
-    rows, heads, dims = reading.inner.rows, reading.inner.heads, reading.inner.dims
+    heads, dims = reading.inner.heads, reading.inner.dims
+    sizes = [f"{x}.shape[{layout.size}]" for layout, x in zip(reading.own, (q, k, v), strict=True)]
+    rows = [f"{x}.shape[{layout.rows}]" for layout, x in zip(reading.own, (q, k, v), strict=True)]
     tests = [
         f"{q}.dim() == {k}.dim() == {v}.dim() == {dims}",
         f"{q}.shape[0] == {k}.shape[0] == {v}.shape[0]",
-        f"{q}.shape[-1] == {k}.shape[-1] == {v}.shape[-1] <= {MAX_HEAD_DIM}",
-        f"{k}.shape[{rows}] == {v}.shape[{rows}]",
+        f"{' == '.join(sizes)} <= {MAX_HEAD_DIM}",
+        f"{rows[1]} == {rows[2]}",
         f"{q}.numel() > 0 and {k}.numel() > 0 and {v}.numel() > 0",
         f"{q}.dtype is {k}.dtype is {v}.dtype and {q}.dtype.itemsize < 8 and {q}.dtype.is_floating_point",
     ]
@@ -255,9 +121,9 @@ def _guard(reading: _Reading) -> str:
         tests.append(f"{of_keys} == {v}.shape[{heads}] and ({group}{one})")
         tests += [f"{of_keys} == {reading.heads}"] if reading.heads else []
     if reading.square:
-        tests.append(f"{q}.shape[{rows}] == {k}.shape[{rows}]")
-    if reading.mask == _SIZED:
-        tests.append(f"{mask[0]}.dim() == 3 and {mask[0]}.shape[1] == {q}.shape[{rows}]")
+        tests.append(f"{rows[0]} == {rows[1]}")
+    if reading.mask == SIZED:
+        tests.append(f"{mask[0]}.dim() == 3 and {mask[0]}.shape[1] == {rows[0]}")
     elif mask:
         alike, truth = f"{mask[0]}.dtype is {q}.dtype", f"{mask[0]}.dtype is torch.bool"
         kind = {"bias": alike, "truth": f"({alike} or {truth})"}.get(reading.mask, truth)
@@ -265,119 +131,3 @@ def _guard(reading: _Reading) -> str:
         places = f"{mask[0]}.dim() in {shared}" if reading.shared else f"{mask[0]}.dim() == {dims}"
         tests.append(f"{places} and {kind} and not {mask[0]}.requires_grad")
     return " and ".join(tests)
-
-
-# Reading -----------------------------------------------------------------------------------------------------
-
-
-def _readings(block: Block) -> Iterator[_Reading]:
-    masks = ("",) if block.inputs == 3 else (*_MASKS, _SIZED)
-    for inner, mask in itertools.product(_LAYOUTS, masks):
-        for places in itertools.permutations(range(block.inputs)):
-            for heads in (2, *(n for n in _named(block) if n != 2 and inner.heads >= 0)):
-                probed = functools.partial(_probed, block, inner, mask, places, heads=heads)
-                few, more = ((1, 2, 3), (4, 8, 6, 5, 7, 16)) if inner.heads >= 0 else ((1,), ())
-                groups = [g for g in few if probed(g)] or [g for g in more if probed(g)][:1]
-                if groups:
-                    outer, scale, softcap, causal = probed(groups[0]) or (inner, None, 0.0, False)
-                    group = 0 if len(groups) > 1 else groups[0]
-                    one = group == 1 and inner.heads >= 0 and _probed(block, inner, mask, places, 2, 1) is not None
-                    yield _Reading(places, inner, outer, group, mask, causal, scale, softcap, one)
-                    break
-
-
-def _probed(
-    block: Block, inner: _Layout, mask: str, places: Sequence[int], group: int, heads: int = 2
-) -> tuple[_Layout, float | None, float, bool] | None:
-    """(the result's order, scale, soft cap, causal), or None where this is no attention of such inputs."""
-    run = functools.partial(_probabilities, block, inner, mask, places, group, heads)
-    near = run(8, 0.5)
-    if near is None:
-        return None
-    outer, p, _ = near
-    hidden, future = p == 0, torch.ones(p.shape[-2:]).triu(1).bool()
-    masked = _hidden(len(future)) if mask in _MASKS else torch.zeros_like(future)
-    causal = bool((hidden == (future | masked)).all())
-    if not causal and not bool((hidden == masked).all()):
-        return None
-    softcap = _softcap(run(8, 1e4))
-    small, other = (run(width, 0.01 if softcap else 0.5) for width in (8, 12))
-    if softcap is None or small is None or other is None:
-        return None
-    scales = []
-    for _, own, products in (small, other):
-        steps, falls = (
-            x[..., 1:][(own > 0)[..., 1:]] for x in (products - products[..., :1], own.log() - own[..., :1].log())
-        )
-        at = steps.abs().argmax()
-        scales.append(float(falls[at] / steps[at]))
-        if not bool(((falls - scales[-1] * steps).abs() < _EXACT).all()):
-            return None
-    if all(abs(s * math.sqrt(width) - 1) < _EXACT for s, width in zip(scales, (8, 12), strict=True)):
-        return outer, None, softcap, causal
-    return outer, _nice(scales[0]), softcap, causal
-
-
-def _probabilities(
-    block: Block, inner: _Layout, mask: str, places: Sequence[int], group: int, heads: int, width: int, size: float
-) -> tuple[_Layout, Tensor, Tensor] | None:
-    """(the result's order, P, the products of queries and keys), both (B, H, S, S)."""
-    batch, rows = 2, width  # values are as wide as keys, where the code has one width for both
-    draw = torch.Generator().manual_seed(11)
-    q = size * torch.randn(batch, heads * group, rows, width, generator=draw, dtype=torch.float64)
-    k = size * torch.randn(batch, heads, rows, width, generator=draw, dtype=torch.float64)
-    v = torch.eye(rows, dtype=torch.float64).expand(batch, heads, rows, rows)
-    own = [inner.of(q), inner.of(k), inner.of(v)]
-    if mask == _SIZED:
-        own.append(torch.randn(batch, rows, 7, generator=draw, dtype=torch.float64))
-    elif mask:
-        shape = (batch * heads * group, rows, rows) if inner is _ONE_BATCH else (batch, 1, rows, rows)
-        own.append(_probe(mask, shape))
-    given = [torch.empty(0)] * len(own)
-    for place, x in zip(places, own, strict=True):
-        given[place] = x
-    assert block.run is not None
-    outcome = block.run({}, tuple(given))
-    result = None if outcome is None else outcome[0]
-    if not isinstance(result, Tensor) or not result.is_floating_point():
-        return None
-    outer = next((o for o in _LAYOUTS if result.shape == o.of(q @ k.repeat_interleave(group, 1).mT).shape), None)
-    if outer is None or (outer is _ONE_BATCH) != (inner is _ONE_BATCH):
-        return None
-    p = result.unflatten(0, (batch, -1)) if outer is _ONE_BATCH else outer.of(result)
-    if not bool(((p.sum(-1) - 1).abs() < 1e-6).all()) or bool((p < 0).any()):
-        return None
-    if result.is_contiguous():  # a view may follow
-        outer = replace(outer, outward=f"{outer.outward}.contiguous()")
-    return outer, p.double(), q @ k.repeat_interleave(group, 1).mT
-
-
-def _probe(mask: str, shape: tuple[int, ...]) -> Tensor:
-    hidden = _hidden(shape[-1]).expand(shape)
-    if mask == "bias":
-        return torch.zeros(shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
-    return hidden.logical_not().double() if mask == "truth" else hidden ^ (mask == "keep")
-
-
-def _hidden(rows: int) -> Tensor:
-    """What a mask hides in a probe: of two rows one key each."""
-    hidden = torch.zeros(rows, rows, dtype=torch.bool)
-    hidden[2, 1] = hidden[4, 3] = True
-    return hidden
-
-
-def _softcap(far: tuple[_Layout, Tensor, Tensor] | None) -> float | None:
-    """0 for none. Scores beyond any cap are +cap or -cap, whose probabilities are apart by twice the cap."""
-    if far is None:
-        return None
-    last = far[1][..., -1, :]  # the row that sees every key
-    least = float((last.amin(-1) / last.amax(-1)).min())
-    return _nice(-math.log(least) / 2) if 0 < least < 1 else 0.0
-
-
-def _nice(measured: float) -> float:
-    """What was meant: 1 / sqrt(n), or a number of few digits, where one is that near; else what was measured."""
-    whole = round(measured**-2) if measured > 1e-3 else 0
-    near = [1.0 / math.sqrt(whole)] if whole else []
-    near += [float(f"{measured:.{digits}g}") for digits in (3, 6)]
-    return next((n for n in near if abs(measured / n - 1) < _EXACT), measured)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,18 +21,19 @@ from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Block, Definitions, Layer, compiled
 from ferryman.porting.model import activations, casting, recognise, source
+from ferryman.porting.model.block_runs import Runs, shape_of, tried
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.distance import flat
-from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, state_of
-from ferryman.porting.model.proof import Proof, prove
+from ferryman.porting.model.proof import STORAGE, Proof, prove
 from ferryman.porting.model.recognise import Refusal, Role
-from ferryman.porting.model.trace import Read, Test, Trace, Unproven
+from ferryman.porting.model.trace import Read, Trace, Unproven
 
 registries: dict[int, Any] = {}  # id -> a library's registry of implementations of a decorated forward
 # Float32 sums of at most 8192 products of rounded numbers differ by less; another computation by more.
 _CLOSE = 2.0**-10
 PART = "ferryman_part"  # of a part of several values, which may be a block without tensors
+ORDERED = "ordered"  # of one whose values are in the order of its products
 _NARROW_SEEDS = 3
 _ROWS = 8192  # rows that a number in the code may mean, and are tried
 _LONG = 513  # rows that are tried, whatever it names
@@ -82,21 +83,10 @@ def _block(module: nn.Module, tensors: dict[str, tuple[int, ...]], inputs: int) 
         inputs,
         {n: v for n, v in own.items() if isinstance(v, int)},
         {n: v for n, v in own.items() if isinstance(v, float)},
-        functools.partial(_tried, module, tuple(tensors)),
+        functools.partial(tried, module, tuple(tensors)),
+        functools.partial(shape_of, module, tuple(tensors)),
+        getattr(type(module), PART, None) == ORDERED,
     )
-
-
-@torch.no_grad()
-def _tried(
-    module: nn.Module, names: tuple[str, ...], sizes: Mapping[int, int], inputs: tuple[Tensor, ...]
-) -> tuple[Any, dict[str, Tensor]] | None:
-    state, tensors = _short(module, names, sizes)
-    try:
-        with Widened(torch.float64):
-            outputs = _original(type(module), state, names, False, len(inputs), *inputs, *tensors)
-    except Exception:  # noqa: BLE001 - foreign code ran on what it may not take
-        return None
-    return outputs, dict(zip(names, tensors, strict=True))
 
 
 def _role_of(
@@ -112,8 +102,11 @@ def _role_of(
             followed = follow_module(module, trace, children, undecorated=True)
         except Unproven as error:
             return Refusal(str(error))
-        runs = _Runs(module, followed, tuple(block.tensors), layer, trace)
-        proof = _prove(runs, block.inputs)
+        runs = Runs(module, followed, tuple(block.tensors), layer, trace)
+        proof, refusing = _prove(runs, block.inputs), []
+        if not proof.ok and proof.distance is None:
+            refusing = _refused(runs, block.inputs)
+            proof = _prove(runs, block.inputs, refusing) if refusing else proof
         if proof.ok:
             try:
                 guards = tuple(trace.guards(never=runs.never))
@@ -127,6 +120,7 @@ def _role_of(
             beyond = [f"a0.numel() < {most}"] if most else []
             if most and layer.longer is not None and _of_widths(runs, block.inputs, children):
                 beyond = [f"{layer.width} in {layer.widths}"]
+            beyond += [f"a0.dtype is not {dtype}" for dtype in refusing]
             tests = [layer.guard, *beyond, *_under_autocast(runs, block.inputs)]
             layer = replace(layer, guard=" and ".join(tests))
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
@@ -180,102 +174,13 @@ def _reads_known(function: Any) -> bool:
     return True
 
 
-def _short(module: nn.Module, names: tuple[str, ...], sizes: Mapping[int, int]) -> tuple[dict[str, Any], list[Tensor]]:
-    """(a module's state with other sizes, its tensors drawn with such sides)."""
-    state = dict(module.__dict__)
-    for name, value in state.items():
-        if isinstance(value, int) and not isinstance(value, bool) and value in sizes:
-            state[name] = sizes[value]
-    weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    generator = torch.Generator().manual_seed(7)
-    tensors = []
-    for n in names:
-        shape = [sizes[s] for s in weights[n].shape]
-        tensors.append(torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5)
-    return state, tensors
-
-
-@dataclass
-class _Runs:
-    """Runs of a block's code on tensors with short sides: the followed code on float64, the module as callers get it on
-    what is narrower. ``walked``: what the numbers of each run were; ``refused``: numbers with which it raised."""
-
-    module: nn.Module
-    followed: type[nn.Module]
-    names: tuple[str, ...]
-    layer: Layer
-    trace: Trace
-    walked: dict[int, set[float]] = field(default_factory=dict)
-    refused: set[float] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.state, self.tensors = _short(self.module, self.names, self.layer.sizes)
-
-    def __call__(self, training: bool, count: int, *given: Any) -> Any:
-        exact = next(x.dtype for x in given[::-1] if x.is_floating_point()) == torch.float64
-        kind = self.followed if exact else type(self.module)
-        numbers = None if self.layer.numbers is None else given[self.layer.numbers]
-        self.trace.run += 1
-        try:
-            outputs = _original(kind, self.state, self.names, training, count, *given)
-        except Exception:
-            for test in self.trace.tests:  # what was refused covers nothing
-                test.sides.pop(self.trace.run, None)
-            raise
-        if exact and numbers is not None:
-            self.walked[self.trace.run] = set(numbers.unique().tolist())
-        return outputs
-
-    def drawn(self, count: int) -> list[tuple[Any, ...]]:
-        """Inputs of every seed, but for those of the last ones that the block refuses."""
-        layer = self.layer
-        inputs = [(*layer.draw(seed), *self.tensors) for seed in range(layer.seeds)]
-        first = layer.seeds - layer.refused
-        known = {n for given in inputs[:first] for n in self._numbers(given)}
-        taken = inputs[:first]
-        for given in inputs[first:]:
-            before = [set(test.seen) for test in self.trace.tests]
-            try:
-                with torch.no_grad(), Widened(torch.float64):
-                    self(False, count, *given)
-            except Exception:  # noqa: BLE001 - foreign code may refuse what it likes
-                self.refused |= set(self._numbers(given)) - known
-                for test, seen in zip(self.trace.tests, before, strict=True):
-                    test.seen = seen
-            else:
-                taken.append(given)
-        return taken
-
-    def _numbers(self, given: tuple[Any, ...]) -> list[float]:
-        return [] if self.layer.numbers is None else given[self.layer.numbers].unique().tolist()
-
-    def never(self, test: Test) -> bool:
-        """Whether a test cannot be true, because one side went over exactly the numbers of an input, in every run, and
-        the other is a side of the module's tensors, with which among the numbers it raises."""
-        side = getattr(self.module, test.against, None) if test.against else None
-        short = self.layer.sizes.get(side) if isinstance(side, int) else None
-        walked = {run: {left for left, _ in test.sides.get(run, ())} for run in self.walked}
-        against = {right for pairs in test.sides.values() for _, right in pairs}
-        return short in self.refused and against == {short} and walked == self.walked
-
-    def refuses_less(self) -> bool:
-        """Whether the block raises without the inputs that its forward says may be left out."""
-        count = len(inputs_of(type(self.module)))
-        try:
-            with torch.no_grad(), Widened(torch.float64):
-                self(False, count, *self.layer.draw(0)[:count], *self.tensors)
-        except Exception:  # noqa: BLE001 - it does, with whatever error
-            return True
-        return False
-
-
-def _under_autocast(runs: _Runs, count: int) -> list[str]:
+def _under_autocast(runs: Runs, count: int) -> list[str]:
     alike = runs.layer.canonical or (lambda result: result)
     original, served = _then(alike, functools.partial(runs, False, count)), _candidate(runs, count, alike, ops)
     return casting.tests(runs.layer.op, original, served, (*runs.layer.draw(0), *runs.tensors), "a0")
 
 
-def _candidate(runs: _Runs, count: int, alike: Any, of: Any = None) -> Any:
+def _candidate(runs: Runs, count: int, alike: Any, of: Any = None) -> Any:
     layer, names, state = runs.layer, runs.names, runs.state
     expression = compiled(layer.expression, ("self", *(f"a{i}" for i in range(count))), ops=of or Definitions())
 
@@ -286,7 +191,7 @@ def _candidate(runs: _Runs, count: int, alike: Any, of: Any = None) -> Any:
     return candidate
 
 
-def _longer(runs: _Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
+def _longer(runs: Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
     """As many rows as the numbers that the code names or computes, and one more: a slice, or a quotient, shows no
     earlier; and how many elements are too many to be tried, or 0."""
     alike = runs.layer.canonical or (lambda result: result)
@@ -309,12 +214,12 @@ def _longer(runs: _Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
     return proof, min(large, default=0)
 
 
-def _of_widths(runs: _Runs, count: int, children: tuple[str, ...]) -> bool:
+def _of_widths(runs: Runs, count: int, children: tuple[str, ...]) -> bool:
     """Whether what code computes of sizes follows from the width alone, and agrees for each of those that are tried."""
     layer, trace = runs.layer, Trace()
     assert layer.longer is not None
     followed = follow_module(runs.module, trace, children, undecorated=True)
-    again = _Runs(runs.module, followed, runs.names, layer, trace)
+    again = Runs(runs.module, followed, runs.names, layer, trace)
     alike = layer.canonical or (lambda result: result)
     original, candidate = _then(alike, functools.partial(again, False, count)), _candidate(again, count, alike)
 
@@ -332,15 +237,31 @@ def _repeated(x: Tensor, axis: int, rows: int, length: int) -> Tensor:
     return x.repeat(*(-(-length // rows) if i == axis else 1 for i in range(x.dim()))).narrow(axis, 0, length)
 
 
-def _prove(runs: _Runs, count: int) -> Proof:
+@torch.no_grad()
+def _refused(runs: Runs, count: int) -> list[torch.dtype]:
+    """Storage dtypes in which the block raises, such as one that has no -1e9; none, where it does in all."""
+    refused = []
+    for dtype in STORAGE:
+        given = (*runs.layer.draw(0), *runs.tensors)
+        try:
+            runs(False, count, *(x.to(dtype) if x.is_floating_point() else x for x in given))
+        except Exception:  # noqa: BLE001 - foreign code refuses what it likes
+            refused.append(dtype)
+    return refused if len(refused) < len(STORAGE) else []
+
+
+def _prove(runs: Runs, count: int, refusing: Sequence[torch.dtype] = ()) -> Proof:
     layer = runs.layer
+    storage = [dtype for dtype in STORAGE if dtype not in refusing]
     inputs = runs.drawn(count)
     alike = layer.canonical or (lambda result: result)
     candidate = _candidate(runs, count, alike)
     proof = Proof(False)
     for training in (False, True):
         original = _then(alike, functools.partial(runs, training, count))
-        proof = prove(original, candidate, inputs, narrow=_NARROW_SEEDS, gradients=layer.gradient, values=True)
+        proof = prove(
+            original, candidate, inputs, storage=storage, narrow=_NARROW_SEEDS, gradients=layer.gradient, values=True
+        )
         if not proof.ok:
             return proof
     return _close(_then(alike, functools.partial(runs, False, count)), candidate, inputs, proof)
@@ -348,18 +269,6 @@ def _prove(runs: _Runs, count: int) -> Proof:
 
 def _then(change: Any, call: Any) -> Any:
     return lambda *given: change(call(*given))
-
-
-def _original(
-    kind: Any, state: Mapping[str, Any], names: tuple[str, ...], training: bool, count: int, *given: Any
-) -> Any:
-    twin = kind.__new__(kind)
-    twin.__dict__.update(state)
-    tensors = dict(zip(names, given[count:], strict=True))
-    twin.__dict__["_parameters"] = {n: tensors.get(n) for n in state["_parameters"]}
-    twin.__dict__["_buffers"] = {n: tensors.get(n) for n in state["_buffers"]}
-    twin.__dict__["training"] = training
-    return twin.forward(*given[:count])
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import functools
 import itertools
 import types
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,8 @@ class Search(Proving):
     skipped: set[Any] = field(kw_only=True)
     fresh: frozenset[str] = field(kw_only=True, default=frozenset())
     parts: list[Part] = field(default_factory=list)
+    whole: bool = False  # a part has two products of values
+    large: bool = False  # only what has two products of values: what stands between is no part of its own then
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
 
     def run(self) -> bool:
@@ -62,7 +65,7 @@ class Search(Proving):
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
-        for self.moving in (False, True):
+        for self.large, self.moving in itertools.product((True, False), (False, True)):
             for body in list(blocks(self.tree)):
                 while len(self.parts) < _MOST_PARTS and self._one(body):
                     pass
@@ -80,18 +83,28 @@ class Search(Proving):
         results = _results(body[-1], self.statements) if alone else set()
         for statement in reversed(self.statements):
             for root, e in statement.ops:
-                if alone and root not in results:
+                if alone and root not in results and not self.large:
                     continue
                 if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List) or self._served(e):
                     continue
+                if self.large and products(root.inside(frozenset())) < 2:
+                    continue
+                if root.whole is not None and self._has_role(root.whole):
+                    continue
                 for leaves in self._cuts(root, statement):
                     if self._taken(body, statement, root, e, leaves):
+                        self.whole |= self.large
                         return True
         return False
 
     def _served(self, e: ast.expr) -> bool:
         """Whether it, or what it stands in, is served by its spelling."""
         return any(_within(place_of(e), place) for place in self.skipped) or recognised(e, self.function)
+
+    def _has_role(self, call: ast.expr) -> bool:
+        """Whether it calls a child that is served by itself."""
+        assert isinstance(call, ast.Call)
+        return ast.unparse(call.func).partition(".")[2] in self.fresh
 
     # Cuts
 
@@ -139,6 +152,11 @@ class Search(Proving):
             order.setdefault(node, i)
         sized = {c: root.inside(c) for c in cuts(root) if c and root not in c}
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
+        if self.large:
+            chosen = [c for c in chosen if len(c) > 2 and products(sized[c]) == 2]
+            closest = _closest(root, lambda n: n in here or n in statement.names)
+            if closest is not None and closest not in chosen and self._worth(root.inside(closest)):
+                chosen, sized[closest] = [*chosen, closest], root.inside(closest)
         if self.moving:
             chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
         chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))
@@ -266,13 +284,15 @@ class Search(Proving):
         fresh: list[ast.stmt | None] = [*body]
         fresh[statement.index] = changed
         outer, closures = self.reads()
+        loops = (n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While))
+        repeated = any(body is inner for loop in loops for inner in blocks(loop))
         for index in range(statement.index - 1, -1, -1):
             inner = inside & bound.get(index, {}).keys()
             if not inner or all(node.counts() for node in inner):  # sizes may be read by others, too
                 continue
             for name in bound[index].values():
                 outside = name in outer
-                looped = body is not self.tree.body and any(name in _read(s) for s in fresh[:index] if s is not None)
+                looped = repeated and any(name in _read(s) for s in fresh[:index] if s is not None)
                 mine = (changed, _read(changed).count(name) == 1) if name in past else (None, False)
                 if outside or looped or name in closures or _reads_next(name, fresh[index + 1 :], *mine):
                     return None
@@ -287,6 +307,31 @@ def _places_of_own(node: Node) -> bool:
     owner = node.children[0] if node.children and sliced else None
     sized = any(n.kind == "leaf" for n in node.inside(frozenset()))
     return owner is not None and isinstance(owner.value, Tensor) and sized
+
+
+def _closest(root: Node, known: Callable[[Node], bool]) -> frozenset[Node] | None:
+    """The values next to two products that a node is computed of; None where it has no two, or too many values."""
+    inside = root.inside(frozenset())
+    first = next((n for n in inside if n.kind == "op" and products([n])), None)
+    if first is None:
+        return None
+    cut: set[Node] = set()
+
+    def add(node: Node, whole: bool) -> bool:
+        if node.counts() or not any(n.kind == "leaf" for n in node.inside(frozenset())):
+            return True
+        plain = node.kind == "op" and not isinstance(node.tree, ast.Attribute | ast.Slice | ast.Tuple | ast.List)
+        if whole and (known(node) if plain else isinstance(node.tree, ast.Name)):
+            cut.add(node)
+            return True
+        on_path = {id(n) for n in node.children if first in n.inside(frozenset())}
+        return bool(node.children) and all(add(n, id(n) not in on_path) for n in node.children)
+
+    if not add(root, False) or not 2 < len(cut) <= _MOST_LEAVES:
+        return None
+    inside = root.inside(frozenset(cut))
+    whole = products(inside) == 2 and all(n.kind != "leaf" for n in inside)
+    return frozenset(cut) if whole else None
 
 
 def _more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:

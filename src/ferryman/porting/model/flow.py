@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.porting.model import filling, source, spelling
+from ferryman.porting.model.child_calls import CHILDREN, given_by, is_own, is_plain_child, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import bound, trusted
@@ -30,6 +31,21 @@ _PARTS = ast.expr | ast.keyword
 _CHANGES = {"append", "extend", "insert", "pop", "update", "setdefault", "clear", "item", "tolist"}
 _OF_PYTHON = {"len", "int", "float", "tuple", "list", "slice", "min", "max", "abs", "range", "sum"}
 SELF = "self"
+# labels of what gives memory of its own
+_ANEW = {
+    "MatMult",
+    "matmul",
+    "bmm",
+    "einsum",
+    "baddbmm",
+    "Mult",
+    "Div",
+    "Add",
+    "Sub",
+    "masked_fill",
+    "softmax",
+    "linear",
+}
 
 
 @dataclass
@@ -63,6 +79,9 @@ class Scan:
             if index in fills:
                 yield self._fill(index, statement, fills[index])
                 continue
+            if isinstance(statement, ast.AugAssign) and self._own_result(statement.target):
+                yield self._augmented(index, statement)
+                continue
             value = getattr(statement, "value", None)
             simple = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr) and value is not None
             inside = [n for n in ast.walk(statement) if isinstance(n, ast.AST)]
@@ -94,6 +113,31 @@ class Scan:
         node = Node(
             "op", tree, tuple(n for _, n in parts), tuple(e for e, _ in parts), "fill", None, None, statement, True
         )
+        names |= {n: name for name, n in self.env.items()}
+        self.env[name] = node
+        return Statement(index, self.occurring, names, {node: name}, node)
+
+    def _own_result(self, target: ast.expr) -> bool:
+        """Whether a local has what an operation gave it anew, and nothing else does."""
+        node = self.env.get(target.id) if isinstance(target, ast.Name) else None
+        if node is None or node.kind != "op" or node.label not in _ANEW or node.write is not None:
+            return False
+        if node.label == "einsum" and len(node.children) < 3:  # of one tensor it may be a view of that
+            return False
+        named = sum(other is node for other in self.env.values())
+        return named == 1 and not any(node in other.children for other in self.known.values())
+
+    def _augmented(self, index: int, statement: ast.AugAssign) -> Statement:
+        """``h += x`` of such a local: another value of its name."""
+        assert isinstance(statement.target, ast.Name)
+        name, self.occurring = statement.target.id, []
+        names = {node: name for name, node in self.env.items()}
+        before, value = self.env[name], self.node(statement.value)
+        self.known = {key: node for key, node in self.known.items() if node is not before}
+        parts = (statement.target, statement.value)
+        tree = ast.copy_location(ast.BinOp(ast.Name(name, ast.Load()), statement.op, statement.value), statement)
+        label = type(statement.op).__name__
+        node = Node("op", tree, (before, value), parts, label, None, None, statement, True)
         names |= {n: name for name, n in self.env.items()}
         self.env[name] = node
         return Statement(index, self.occurring, names, {node: name}, node)
@@ -200,7 +244,7 @@ class Scan:
             ]
         if isinstance(func, ast.Attribute) and own:
             return ("call", []) if func.attr in self.members and not self._calls_children(func.attr) else None
-        if isinstance(func, ast.Attribute) and _is_super(func.value):
+        if isinstance(func, ast.Attribute) and is_super(func.value):
             return "call", []
         if isinstance(func, ast.Attribute) and func.attr not in _CHANGES and not func.attr.startswith("_"):
             owner = self.node(func.value)
@@ -222,17 +266,19 @@ class Scan:
     def _function_of_child(self, e: ast.Call, given: tuple[ast.AST, Node]) -> Node:
         """Such a child, as the function that it calls of what it has."""
         child = ast.unparse(e.func)
-        kind = next(k for k in type(self._at(e.func)).__mro__ if k in _CHILDREN)
-        function, arguments = _CHILDREN[kind]
-        texts = [function, *(f"{child}.{n}" for n in arguments if n.isidentifier()), f"ferryman_child({child})"]
+        kind = next(k for k in type(self._at(e.func)).__mro__ if k in CHILDREN)
+        function, arguments = CHILDREN[kind]
+        texts = [function, *(text_of(child, n) for n in arguments if is_own(n)), f"ferryman_child({child})"]
         trees = [ast.parse(text, mode="eval").body for text in texts]
         known = source.names_read(self.function, texts)
         known |= {str(self.self_name): self.module, "torch": torch, "ferryman_child": is_plain_child}
-        values = [eval(text, known) for text in texts]  # noqa: S307 - our own texts
+        values = [False if text.endswith(".p > 0") else eval(text, known) for text in texts]  # noqa: S307 - our own texts
+        for tree in trees[1:-1]:
+            self.path(tree)  # another module of the class may have others
         makes = [functools.partial(Node, "self", tree, value=v) for tree, v in zip(trees, values, strict=True)]
         own = [self._once(("self", text), make) for text, make in zip(texts, makes, strict=True)]
         rest = iter(trees[1:-1])
-        passed = [next(rest) if n.isidentifier() else ast.parse(n, mode="eval").body for n in arguments]
+        passed = [next(rest) if is_own(n) else ast.parse(n, mode="eval").body for n in arguments]
         call = ast.copy_location(ast.Call(trees[0], [e.args[0], *passed], []), e)
         node = Node("op", call, (given[1], *own), (e.args[0], *trees), function.rpartition(".")[2])
         node.whole = e
@@ -285,12 +331,19 @@ class Scan:
 
     def path(self, e: ast.expr) -> Any:
         """The plain value, tensor or function that an expression of the module alone has now; MISSING for others."""
+        if self._trains(e):
+            return False
         if self.module is None or not self._of_self(e) or isinstance(e, ast.Constant | ast.Name):
             return MISSING
         value = self._given(e)
         tensor = isinstance(value, Tensor)
         self.facts[ast.unparse(e)] = ("tensor", tuple(value.shape), value.is_floating_point()) if tensor else value
         return value
+
+    def _trains(self, e: ast.expr) -> bool:
+        """Whether it is the module's mode, of which parts are proven for evaluation alone."""
+        own = isinstance(e, ast.Attribute) and isinstance(e.value, ast.Name) and e.value.id == self.self_name
+        return self.module is not None and own and e.attr == "training"  # type: ignore[attr-defined]
 
     def _given(self, e: ast.expr) -> Any:
         direct = isinstance(e, ast.Attribute) and isinstance(e.value, ast.Name)
@@ -312,7 +365,7 @@ class Scan:
             return getattr(module, name, MISSING) if isinstance(name, str) else MISSING
         if isinstance(e, ast.Attribute):
             owner = self._at(e.value)
-            return MISSING if owner is MISSING else _attribute(owner, e.attr)
+            return MISSING if owner is MISSING else given_by(owner, e.attr)
         if not isinstance(e, ast.Subscript):
             return MISSING
         owner = self._at(e.value)
@@ -344,37 +397,3 @@ class Scan:
             module = source.resolve(e.args[0], self.function)
             return asks and isinstance(module, types.ModuleType) and self._of_self(e.args[1], False)
         return False
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    """A plain attribute; MISSING for what a property, or another's `__getattr__`, gives."""
-    declared = getattr(type(owner), name, MISSING)
-    if hasattr(type(declared), "__get__") or isinstance(owner, types.ModuleType | Tensor):
-        return MISSING
-    if isinstance(owner, nn.Module):
-        for names in (owner.__dict__, owner._parameters, owner._buffers, owner._modules):
-            if name in names:
-                return names[name]
-        return MISSING
-    reads: Any = type(owner).__getattribute__
-    if reads is not object.__getattribute__ or hasattr(type(owner), "__getattr__"):
-        return MISSING
-    return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared
-
-
-# PyTorch's own modules: the function that each calls of what it is given, and what of its own
-_CHILDREN: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
-    nn.Conv1d: ("torch.nn.functional.conv1d", ("weight", "bias", "stride", "padding", "dilation", "groups")),
-    nn.ConstantPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
-    nn.ZeroPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
-}
-
-
-def is_plain_child(child: Any) -> bool:
-    """Whether a call of a module is one of `_CHILDREN`'s functions of what it has, and nothing else."""
-    plain = type(child) in _CHILDREN and getattr(child, "padding_mode", "zeros") == "zeros"
-    return plain and source.untouched(child)
-
-
-def _is_super(e: ast.expr) -> bool:
-    return isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "super" and not e.args

@@ -19,7 +19,7 @@ from torch import nn
 
 from ferryman import ops
 from ferryman.errors import ArgumentError
-from ferryman.porting.model import flow, scalars, serving, source
+from ferryman.porting.model import child_calls, scalars, serving, source
 from ferryman.porting.model.trace import Read, meaning, meant
 from ferryman.porting.model.trees import copied
 
@@ -66,7 +66,7 @@ class Part:
         lines += [f"    return ferryman_original(self, {', '.join(given)})"]
         known = source.names_read(home, [path for _, path in self.own]) | meaning(self.reads) | current
         known |= {f"ferryman_was_{name}": meant(value) for name, value in self.fixed} | {"ferryman_meant": meant}
-        known |= {"ferryman_child": flow.is_plain_child, **serving.LEFT_MEANING}
+        known |= {"ferryman_child": child_calls.is_plain_child, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
         known |= {"ferryman_holds": scalars.holds}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}

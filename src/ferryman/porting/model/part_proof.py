@@ -53,6 +53,8 @@ class Proving:
         return self.methods or path in self.asked or path.startswith("ferryman_child(")
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
+        if len(leaves) > 2 and not _of_several(root, leaves):
+            return None
         tree, own = self._function(root, leaves, True)
         self.asked |= {ast.unparse(node.tree) for node in own.values()}
         plain, _ = self._function(root, leaves, False)
@@ -91,12 +93,13 @@ class Proving:
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
         if count in (3, 4) and products(root.inside(frozenset(leaves))) == 2 and not _tensors(own):
-            module = self._module(tree, own, tuple(range(count)))
+            order = _of_products(root, leaves) or tuple(range(count))
+            module = self._module(tree, own, order)
             if module is not None:
-                setattr(type(module), blocks.PART, True)
+                setattr(type(module), blocks.PART, blocks.ORDERED if _of_products(root, leaves) else True)
             role = None if module is None else blocks.role_of(module)
             if module is not None and isinstance(role, Role):
-                return self._part(role, module, plain, own, tuple(range(count)))
+                return self._part(role, module, plain, own, order)
         if count == 3 and stacks(own.values()) == 2:
             for order in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):
                 module = self._module(tree, own, order)
@@ -206,7 +209,9 @@ class Proving:
                 own_places = {id(slot): place[child] for slot, child in zip(node.slots, node.children, strict=True)}
                 own_places[id(node.slots[0])] = ast.Name(name, ast.Load())
                 body.append(ast.Assign([ast.Name(name, ast.Store())], place[node.children[0]]))
-                body.append(swap(node.write, own_places))
+                written = isinstance(node.write, ast.AugAssign)
+                target: dict[int, ast.expr] = {id(node.slots[0]): ast.Name(name, ast.Store())} if written else {}
+                body.append(swap(node.write, own_places | target))
                 place[node] = own_places[id(node.slots[0])]
             elif node.kind == "op":
                 tree_of = node.whole if node.whole is not None and not aliased else node.tree
@@ -269,6 +274,42 @@ def stacks(nodes: Iterable[Node]) -> int:
 def products(nodes: Iterable[Node]) -> int:
     """How many products of two values that flow there are."""
     return sum(n.kind == "op" and n.label in _PRODUCTS for n in nodes)
+
+
+def _of_several(root: Node, leaves: tuple[Node, ...]) -> bool:
+    """Whether a part of more than two values may be one at all."""
+    inside = root.inside(frozenset(leaves))
+    if stacks(inside) == 2 or {n.label for n in inside} & _TURNS:
+        return True
+    tensors = any(isinstance(n.value, Tensor) for n in inside if n.kind == "self")
+    return products(inside) == 2 and not tensors and (len(leaves) == 3 or _of_products(root, leaves) is not None)
+
+
+def _of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None:
+    """The places of those that the first of two products is of, of the second's other one, and of the rest; None where
+    it is not one each."""
+    inside = root.inside(frozenset(leaves))
+    first, second = (n for n in inside if n.kind == "op" and n.label in _PRODUCTS)
+    if first not in second.inside(frozenset(leaves)):
+        return None
+
+    def of(node: Node) -> set[Node]:
+        return {
+            leaf for leaf in leaves if leaf is node or any(leaf in n.children for n in node.inside(frozenset(leaves)))
+        }
+
+    def operands(node: Node) -> list[set[Node]]:
+        given = [
+            of(child) for child in node.children if child is not first and first not in child.inside(frozenset(leaves))
+        ]
+        given = [known for known in given if known]
+        return given[1:] if node.label == "baddbmm" and len(given) == 3 else given
+
+    terms = [*operands(first), *operands(second)]
+    places = [leaves.index(next(iter(known))) for known in terms if len(known) == 1]
+    if len(terms) != 3 or len(set(places)) != 3:
+        return None
+    return (*places, *(i for i in range(len(leaves)) if i not in places))
 
 
 def _tensors(own: dict[str, Node]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ferryman.porting.model import adding, flow, gating, recognise, source, spelling, unrolled
+from ferryman.porting.model import adding, flow, gating, recognise, source, spelling, sunk, unrolled
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
@@ -20,6 +20,7 @@ from ferryman.porting.model.trace import meant
 from ferryman.porting.model.trees import copied
 from ferryman.porting.model.uses import served
 
+_SOFTMAX = {"softmax", "Softmax", "exp"}
 _NUMBERS = bool | int | float | str
 # facts: (what a module gave, whether a proof or a test had it)
 _of_class: dict[Any, list[tuple[dict[tuple[str, str], tuple[Any, bool]], Parted]]] = {}
@@ -55,15 +56,9 @@ def of_module(
         if tree is None or not arguments:
             continue
         before, _ = unrolled.of_sequences(spelling.operators(tree, inner), arguments[0], inner, dict(sequences))
-        search = Search(
-            inner,
-            arguments[0],
-            module,
-            tree=copied(before),
-            skipped={place for at, place in skipped if at == name},
-            fresh=fresh,
-        )
-        shown = search.run() | adding.in_place(search.tree, arguments[0], norms, fresh)
+        places = {place for at, place in skipped if at == name}
+        search, shown = _searched(inner, arguments[0], module, before, places, fresh)
+        shown |= adding.in_place(search.tree, arguments[0], norms, fresh)
         shown |= gating.in_place(search.tree, arguments[0], fresh)
         facts |= {(name, text): (value, search.asks(text)) for text, value in search.scan.facts.items()}
         if shown:
@@ -77,6 +72,29 @@ def of_module(
     parted = Parted(name, none.inner, attributes, tuple(functions)) if functions or attributes else none
     _of_class[key].append((facts, parted))
     return parted
+
+
+def _searched(
+    inner: types.FunctionType,
+    own: str,
+    module: nn.Module,
+    before: ast.FunctionDef,
+    skipped: set[Any],
+    fresh: frozenset[str],
+) -> tuple[Search, bool]:
+    """A search, and whether it has parts: of both sides of an ``if`` first, where that has a part of two products."""
+    apart = sunk.sunk(before) if _SOFTMAX & _names(before) else None
+    if apart is not None:
+        search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh)
+        if search.run() and search.whole:
+            return search, True
+    search = Search(inner, own, module, tree=copied(before), skipped=skipped, fresh=fresh)
+    return search, search.run()
+
+
+def _names(tree: ast.AST) -> set[str]:
+    names = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    return names | {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 
 def _fresh(module: nn.Module) -> frozenset[str]:

@@ -31,6 +31,7 @@ def operators(tree: ast.FunctionDef, function: types.FunctionType) -> ast.Functi
 class _Operators(ast.NodeTransformer):
     def __init__(self, function: types.FunctionType, tree: ast.FunctionDef) -> None:
         self.own, self.entered, self.tensors = function, False, _tensors(tree, function)
+        self.modules = _local_modules(tree, function)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         self.generic_visit(node)
@@ -55,7 +56,7 @@ class _Operators(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        node = _by_place(node, self.own)
+        node = _by_place(_called(node, self.modules, self.own), self.own)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if (
             isinstance(owner, ast.Name)
@@ -76,6 +77,50 @@ class _Operators(ast.NodeTransformer):
             return _added_up(node)
         kind = None if node.keywords and kind is not ast.Add else kind
         return node if kind is None else ast.copy_location(ast.BinOp(node.args[0], kind(), node.args[1]), node)
+
+
+# PyTorch's modules that call a function with their settings behind what they are given: its name, and how many that are
+_CALLS: dict[Any, tuple[str, int]] = {torch.nn.Softmax: ("softmax", 1), torch.nn.CrossEntropyLoss: ("cross_entropy", 2)}
+
+
+def _made(node: ast.expr | None, function: types.FunctionType) -> bool:
+    """Whether it makes one of `_CALLS`, with numbers and words alone."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    given = [*node.args, *(k.value for k in node.keywords)]
+    fixed = all(isinstance(n, ast.Constant | ast.UnaryOp | ast.unaryop) for e in given for n in ast.walk(e))
+    kind = source.resolve(node.func, function)
+    return fixed and all(k.arg for k in node.keywords) and isinstance(kind, type) and kind in _CALLS
+
+
+def _local_modules(tree: ast.FunctionDef, function: types.FunctionType) -> dict[str, ast.Call]:
+    """Locals that such a module is put into, and nothing else."""
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    arguments = {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}
+    known: dict[str, ast.Call] = {}
+    for statement in ast.walk(tree):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+        if not isinstance(target, ast.Name) or stores[target.id] != 1 or target.id in arguments:
+            continue
+        value = statement.value  # type: ignore[attr-defined]
+        if isinstance(value, ast.Call) and _made(value, function):
+            known[target.id] = value
+    return known
+
+
+def _called(node: ast.Call, known: dict[str, ast.Call], function: types.FunctionType) -> ast.Call:
+    """``nn.Softmax(dim=-1)(x)`` as ``nn.functional.softmax(x, dim=-1)``, also where a local has it."""
+    module = known.get(node.func.id) if isinstance(node.func, ast.Name) else node.func
+    if not isinstance(module, ast.Call) or not isinstance(module.func, ast.Attribute) or not _made(module, function):
+        return node
+    name, count = _CALLS[source.resolve(module.func, function)]
+    plain = len(node.args) == count and not node.keywords and not any(isinstance(e, ast.Starred) for e in node.args)
+    named = ast.Attribute(ast.Attribute(copied(module.func.value), "functional", ast.Load()), name, ast.Load())
+    if not plain or source.resolve(named, function) is not getattr(functional, name):
+        return node
+    own = copied(module)
+    call = ast.Call(named, [*node.args, *own.args], own.keywords)
+    return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
 # Of what takes its first argument by the name "input" too, and has no Python signature to tell

@@ -13,7 +13,18 @@ from torch import Tensor, nn
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import activations, blocks, cuts, flow, gating, parts, recognise, rewrite, source, unrolled
+from ferryman.porting.model import (
+    activations,
+    blocks,
+    child_calls,
+    cuts,
+    gating,
+    parts,
+    recognise,
+    rewrite,
+    source,
+    unrolled,
+)
 from ferryman.porting.model.classes import Recipe, is_ported
 from ferryman.porting.model.leaf import contents_tests
 from ferryman.porting.model.part import NONE
@@ -202,7 +213,7 @@ def _sequences(module: nn.Module, known: Collection[int]) -> rewrite.Sequences:
         if name.isidentifier() and id(child[-1]) in known
     }
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module) <= _MOST:
-        plain = [flow.is_plain_child(child) for child in module._modules.values()]
+        plain = [child_calls.is_plain_child(child) for child in module._modules.values()]
         pairs |= {("", len(module))} if any(a and b for a, b in itertools.pairwise(plain)) else set()
     return frozenset(pairs)
 

@@ -43,8 +43,8 @@ def swap(tree: Any, new: dict[int, ast.expr]) -> Any:
     return Swap().visit(tree)
 
 
-def blocks(tree: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
-    """The lists of statements in a function."""
+def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a function, or in a part of one."""
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             body = getattr(node, name, None)

@@ -1,0 +1,159 @@
+"""Orders in which code has queries, keys, values and masks, and inputs that are drawn in them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+# (batch, key heads, queries, keys, head size, magnitude) of a seed; in the last a query is NaN
+SIZES = (
+    (2, 2, 6, 6, 8, 1.0),
+    (1, 1, 5, 9, 12, 1.0),
+    (2, 3, 4, 4, 16, 3.0),
+    (1, 2, 7, 7, 5, 300.0),
+    (2, 1, 3, 8, 8, 2.0**-10),
+    (1, 2, 1, 1, 8, 1.0),
+    (1, 2, 6, 6, 8, 1.0),
+)
+
+
+# how a fourth input hides: the text that makes it the op's mask. "truth": as `keep`, of any dtype that compares with 0
+MASKS = {"truth": "({} != 0)", "keep": "{}", "hide": "{}.logical_not()", "bias": "{}"}
+
+
+SIZED = "size"  # the fourth input is (B, S, any): how many rows it has says where the diagonal ends
+
+
+@dataclass(frozen=True)
+class Layout:
+    """rows, heads, size: the axes of queries or keys, of heads, and of a head's numbers; -1: heads are part of the
+    batch. inward, outward: to the op's order and back."""
+
+    rows: int
+    heads: int
+    inward: str
+    outward: str
+    size: int = -1
+
+    @property
+    def dims(self) -> int:
+        return 3 if self.heads < 0 else 4
+
+    def of(self, x: Tensor) -> Tensor:
+        """(B, H, S, D) in this order."""
+        x = x if self.size == -1 else x.mT
+        if self.heads < 0:
+            return x.flatten(0, 1)
+        return x.transpose(1, 2) if self.heads == 2 else x
+
+    def turned(self) -> Layout | None:
+        """With the size before the rows, as keys lie before a product; None where nobody has it."""
+        if self.heads == 2:
+            return None
+        return replace(
+            self, rows=self.rows + 1, inward=self.inward.format("{}.mT"), outward=f"{self.outward}.mT", size=-2
+        )
+
+
+HEADS_FIRST = Layout(2, 1, "{}", "{}")
+
+
+ROWS_FIRST = Layout(1, 2, "{}.transpose(1, 2)", "{}.transpose(1, 2)")
+
+
+ONE_BATCH = Layout(1, -1, "{}.unsqueeze(1)", "{}.squeeze(1)")
+
+
+LAYOUTS = (HEADS_FIRST, ROWS_FIRST, ONE_BATCH)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which input is which, and how: ``places`` of q, k, v and a mask, and the layouts of the first three, of which
+    ``inner`` has the order. group: query heads for a key head, 0: any; one: a single key head serves all, too. shared:
+    the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any. mean: a row that sees nothing is the mean of
+    the values, and not NaN."""
+
+    places: tuple[int, ...]
+    inner: Layout
+    own: tuple[Layout, ...]
+    outer: Layout
+    group: int
+    mask: str
+    causal: bool
+    scale: float | None
+    softcap: float
+    one: bool = False
+    shared: bool = True
+    square: bool = True
+    heads: int = 0
+    mean: bool = False
+
+    def draw(self, seed: int) -> tuple[Tensor, ...]:
+        batch, heads, queries, keys, width, size = SIZES[seed]
+        keys = queries if self.square else keys
+        group = self.group or (2, 1, 3)[seed % 3]
+        if self.one and seed % 2 and not self.heads:
+            heads, group = 1, 2
+        heads = self.heads or heads
+        given = inputs_of(self, batch, heads, group, queries, keys, width, seed, size)
+        if seed == len(SIZES) - 1:
+            self.own[0].of(given[self.places[0]])[..., 0, 0] = math.nan
+        return tuple(given)
+
+    def longer(self, length: int, width: int) -> tuple[Tensor, ...]:
+        """Of many heads where the length is little."""
+        return tuple(
+            inputs_of(self, 1, self.heads or (64 if length < 9 else 1), self.group or 1, length, length, width, 0, 1.0)
+        )
+
+
+def inputs_of(
+    reading: Reading,
+    batch: int,
+    heads: int,
+    group: int,
+    queries: int,
+    keys: int,
+    width: int,
+    seed: int,
+    size: float,
+) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return size * torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    sides = [(heads * group, queries), (heads, keys), (heads, keys)]
+    own = [layout.of(normal(batch, *side, width)) for layout, side in zip(reading.own, sides, strict=True)]
+    own[0] = own[0].clone()
+    if reading.mask == SIZED:
+        own.append(normal(batch, queries, 7 + 2 * seed))
+    elif reading.mask:
+        own.append(_mask(reading, batch, heads * group, queries, keys, seed > 2, seed % 2 == 1, draw))
+    given = [torch.empty(0)] * len(own)
+    for place, x in zip(reading.places, own, strict=True):
+        given[place] = x
+    return given
+
+
+def _mask(
+    reading: Reading, batch: int, heads: int, queries: int, keys: int, blind: bool, alone: bool, draw: torch.Generator
+) -> Tensor:
+    """One in whose rows some key is seen, but for the first row of each sequence where it is ``blind``; ``alone``: of
+    all sequences, where the code takes one."""
+    shape: tuple[int, ...] = (batch * heads, queries, keys) if reading.inner is ONE_BATCH else (batch, 1, queries, keys)
+    if reading.shared and alone:
+        # of each head or of all, where the code takes both
+        shape = (heads, queries, keys) if reading.inner is not ONE_BATCH and queries == 4 else (queries, keys)
+    seen = torch.rand(shape, generator=draw) < 0.6
+    seen[..., 0] = True
+    seen[..., :1, :] &= not blind
+    if reading.mask == "bias":
+        return torch.randn(shape, generator=draw, dtype=torch.float64).masked_fill(~seen, -math.inf)
+    if reading.mask == "truth" and not blind:
+        return seen.double()
+    return ~seen if reading.mask == "hide" else seen

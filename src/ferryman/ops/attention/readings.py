@@ -1,0 +1,232 @@
+"""What code that is written out computes of queries, keys and values, read from what it gives."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ferryman.ops.attention.orders import (
+    HEADS_FIRST,
+    LAYOUTS,
+    MASKS,
+    ONE_BATCH,
+    ROWS_FIRST,
+    SIZED,
+    Layout,
+    Reading,
+    inputs_of,
+)
+from ferryman.ops.recognition import Block
+
+_NAMED = 3
+
+
+_EXACT = 1e-9  # of a scale that was measured, relative
+
+
+_TOLD = ("truth", "keep", "hide")
+
+
+_GROUPS = (1, 2, 3), (4, 8, 6, 5, 7, 16)  # query heads for a key head: those that are tried, and those if none does
+
+
+# whose size lies before their rows: of no input, of keys, of all, of keys and values
+_TURNS = (False, False, False), (False, True, False), (True, True, True), (False, True, True)
+
+
+def numbers_of(block: Block) -> list[int]:
+    """The first few numbers of the module's that may be one of heads."""
+    return sorted({n for n in block.integers.values() if 1 < n <= 128})[:_NAMED]
+
+
+# Reading -----------------------------------------------------------------------------------------------------
+
+
+def readings_of(block: Block) -> Iterator[Reading]:
+    masks = ("",) if block.inputs == 3 else (*MASKS, SIZED)
+    rest = tuple(range(3, block.inputs))
+    orders = [(0, 1, 2, *rest), (1, 0, 2, *rest)] if block.ordered else [*itertools.permutations(range(block.inputs))]
+    for turns in _TURNS if block.ordered else _TURNS[:1]:
+        known = [*_of_turns(block, masks, orders, turns)]
+        if known:
+            yield from known
+            return
+
+
+def _of_turns(
+    block: Block, masks: Sequence[str], orders: Sequence[tuple[int, ...]], turns: Sequence[bool]
+) -> Iterator[Reading]:
+    for inner in LAYOUTS:
+        layouts = [inner.turned() if turn else inner for turn in turns]
+        own = tuple(layout for layout in layouts if layout is not None)
+        fitting = [places for places in orders if len(own) == 3 and _fits(block, inner, own, places)]
+        for mask, places in itertools.product(masks, fitting):
+            for heads in _heads(block, inner):
+                probed = functools.partial(_probed, block, inner, own, mask, places, heads=heads)
+                few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
+                groups = [g for g in few if probed(g)] or [g for g in more if probed(g)][:1]
+                if groups:
+                    outer, scale, softcap, causal = probed(groups[0]) or (inner, None, 0.0, False)
+                    group = 0 if len(groups) > 1 else groups[0]
+                    one = group == 1 and inner.heads >= 0 and probed(2, heads=1) is not None
+                    mean = mask in _TOLD and _blind(block, inner, own, mask, places, groups[0], heads)
+                    yield Reading(places, inner, own, outer, group, mask, causal, scale, softcap, one, mean=mean)
+                    break
+
+
+def _heads(block: Block, inner: Layout) -> tuple[int, ...]:
+    return (2, *(n for n in numbers_of(block) if n != 2 and inner.heads >= 0))
+
+
+def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence[int]) -> bool:
+    """Whether the code takes inputs of such shapes at all, and gives one of attention: most orders end here."""
+    few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
+    kinds = ("keep", "bias", SIZED) if len(places) > 3 else ("",)
+    assert block.shape is not None
+    turned = any(layout.size != -1 for layout in own)
+    groups, numbers = (few, (2,)) if turned else ((*few, *more), _heads(block, inner))
+    for group, mask, heads in itertools.product(groups, kinds, numbers):
+        reading = Reading(tuple(places), inner, own, inner, group, mask, False, None, 0.0)
+        given = inputs_of(reading, 2, heads, group, 5, 5, 12, 0, 1.0)
+        q = torch.empty(2, heads * group, 5, 12)
+        if block.shape(tuple(given)) in [o.of(q).shape for o in _outer(inner, own)]:
+            return True
+    return False
+
+
+def _outer(inner: Layout, own: tuple[Layout, ...]) -> list[Layout]:
+    """Orders that a result may have: with the size before the rows only where values have it, too."""
+    known = [inner] if inner is ONE_BATCH else [HEADS_FIRST, ROWS_FIRST]
+    turned = inner.turned()
+    return known if turned is None or own[2].size == -1 else [*known, turned]
+
+
+def _probed(
+    block: Block,
+    inner: Layout,
+    own: tuple[Layout, ...],
+    mask: str,
+    places: Sequence[int],
+    group: int,
+    heads: int = 2,
+) -> tuple[Layout, float | None, float, bool] | None:
+    """(the result's order, scale, soft cap, causal), or None where this is no attention of such inputs."""
+    run = functools.partial(_probabilities, block, inner, own, mask, places, group, heads)
+    near = run(8, 0.5)
+    if near is None:
+        return None
+    outer, p, _ = near
+    hidden, future = p == 0, torch.ones(p.shape[-2:]).triu(1).bool()
+    masked = _hidden(len(future)) if mask in MASKS else torch.zeros_like(future)
+    causal = bool((hidden == (future | masked)).all())
+    if not causal and not bool((hidden == masked).all()):
+        return None
+    softcap = _softcap(run(8, 1e4))
+    small, other = (run(width, 0.01 if softcap else 0.5) for width in (8, 12))
+    if softcap is None or small is None or other is None:
+        return None
+    scales = []
+    for _, given, products in (small, other):
+        steps, falls = (
+            x[..., 1:][(given > 0)[..., 1:]] for x in (products - products[..., :1], given.log() - given[..., :1].log())
+        )
+        at = steps.abs().argmax()
+        scales.append(float(falls[at] / steps[at]))
+        if not bool(((falls - scales[-1] * steps).abs() < _EXACT).all()):
+            return None
+    if all(abs(s * math.sqrt(width) - 1) < _EXACT for s, width in zip(scales, (8, 12), strict=True)):
+        return outer, None, softcap, causal
+    return outer, _nice(scales[0]), softcap, causal
+
+
+def _blind(
+    block: Block, inner: Layout, own: tuple[Layout, ...], mask: str, places: Sequence[int], group: int, heads: int
+) -> bool:
+    """Whether a row that sees nothing is the mean of the values, as where scores are a number that is finite."""
+    known = _probabilities(block, inner, own, mask, places, group, heads, 8, 0.5, blind=True)
+    return known is not None and bool(((known[1][..., 0, :] - 1 / 8).abs() < 1e-9).all())
+
+
+def _probabilities(
+    block: Block,
+    inner: Layout,
+    own: tuple[Layout, ...],
+    mask: str,
+    places: Sequence[int],
+    group: int,
+    heads: int,
+    width: int,
+    size: float,
+    blind: bool = False,
+) -> tuple[Layout, Tensor, Tensor] | None:
+    """(the result's order, P, the products of queries and keys), both (B, H, S, S)."""
+    batch, rows = 2, width  # values are as wide as keys, where the code has one width for both
+    draw = torch.Generator().manual_seed(11)
+    q = size * torch.randn(batch, heads * group, rows, width, generator=draw, dtype=torch.float64)
+    k = size * torch.randn(batch, heads, rows, width, generator=draw, dtype=torch.float64)
+    v = torch.eye(rows, dtype=torch.float64).roll(1, -1).expand(batch, heads, rows, rows)  # which is not its transpose
+    inputs = [layout.of(x) for layout, x in zip(own, (q, k, v), strict=True)]
+    if mask == SIZED:
+        inputs.append(torch.randn(batch, rows, 2 * width - 9, generator=draw, dtype=torch.float64))
+    elif mask:
+        shape = (batch * heads * group, rows, rows) if inner is ONE_BATCH else (batch, 1, rows, rows)
+        inputs.append(_probe(mask, shape, blind))
+    given = [torch.empty(0)] * len(inputs)
+    for place, x in zip(places, inputs, strict=True):
+        given[place] = x
+    assert block.run is not None
+    outcome = block.run({}, tuple(given))
+    result = None if outcome is None else outcome[0]
+    if not isinstance(result, Tensor) or not result.is_floating_point():
+        return None
+    products = q @ k.repeat_interleave(group, 1).mT
+    for outer in _outer(inner, own):
+        if result.shape != outer.of(products).shape:
+            continue
+        p = result.unflatten(0, (batch, -1)) if inner is ONE_BATCH else outer.of(result)
+        p = (p.mT if inner is ONE_BATCH and outer is not ONE_BATCH else p).roll(-1, -1)
+        if not bool(((p.sum(-1) - 1).abs() < 1e-6).all()) or bool((p < 0).any()):
+            continue
+        if result.is_contiguous():  # a view may follow
+            outer = replace(outer, outward=f"{outer.outward}.contiguous()")
+        return outer, p.double(), products
+    return None
+
+
+def _probe(mask: str, shape: tuple[int, ...], blind: bool = False) -> Tensor:
+    hidden = _hidden(shape[-1])
+    hidden[0] |= blind
+    hidden = hidden.expand(shape)
+    if mask == "bias":
+        return torch.zeros(shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
+    return hidden.logical_not().double() if mask == "truth" else hidden ^ (mask == "keep")
+
+
+def _hidden(rows: int) -> Tensor:
+    """What a mask hides in a probe: of two rows one key each."""
+    hidden = torch.zeros(rows, rows, dtype=torch.bool)
+    hidden[2, 1] = hidden[4, 3] = True
+    return hidden
+
+
+def _softcap(far: tuple[Layout, Tensor, Tensor] | None) -> float | None:
+    """0 for none. Scores beyond any cap are +cap or -cap, whose probabilities are apart by twice the cap."""
+    if far is None:
+        return None
+    last = far[1][..., -1, :]  # the row that sees every key
+    least = float((last.amin(-1) / last.amax(-1)).min())
+    return _nice(-math.log(least) / 2) if 0 < least < 1 else 0.0
+
+
+def _nice(measured: float) -> float:
+    """What was meant: 1 / sqrt(n), or a number of few digits, where one is that near; else what was measured."""
+    whole = round(measured**-2) if measured > 1e-3 else 0
+    near = [1.0 / math.sqrt(whole)] if whole else []
+    near += [float(f"{measured:.{digits}g}") for digits in (3, 6)]
+    return next((n for n in near if abs(measured / n - 1) < _EXACT), measured)

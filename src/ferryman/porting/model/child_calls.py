@@ -1,0 +1,58 @@
+"""Children of PyTorch's own whose call is one of a function of what they have, which a part may have in it."""
+
+from __future__ import annotations
+
+import ast
+import types
+from typing import Any
+
+from torch import Tensor, nn
+
+from ferryman.porting.model import source
+
+DROPS = ".training and {}.p > 0"  # of a dropout, which a part has where it changes nothing
+
+
+# PyTorch's own modules: the function that each calls of what it is given, and what of its own
+CHILDREN: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    nn.Conv1d: ("torch.nn.functional.conv1d", ("weight", "bias", "stride", "padding", "dilation", "groups")),
+    nn.ConstantPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
+    nn.ZeroPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
+    nn.Softmax: ("torch.nn.functional.softmax", ("dim",)),
+    nn.Dropout: ("torch.nn.functional.dropout", ("0.5", DROPS)),
+}
+
+
+def is_own(argument: str) -> bool:
+    """Whether an argument in `CHILDREN` is read of the child."""
+    return argument.isidentifier() or argument == DROPS
+
+
+def text_of(child: str, argument: str) -> str:
+    return f"{child}{DROPS.format(child)}" if argument == DROPS else f"{child}.{argument}"
+
+
+def is_plain_child(child: Any) -> bool:
+    """Whether a call of a module is one of `CHILDREN`'s functions of what it has, and nothing else."""
+    plain = type(child) in CHILDREN and getattr(child, "padding_mode", "zeros") == "zeros"
+    return plain and source.untouched(child)
+
+
+def given_by(owner: Any, name: str) -> Any:
+    """A plain attribute; source.MISSING for what a property, or another's `__getattr__`, gives."""
+    declared = getattr(type(owner), name, source.MISSING)
+    if hasattr(type(declared), "__get__") or isinstance(owner, types.ModuleType | Tensor):
+        return source.MISSING
+    if isinstance(owner, nn.Module):
+        for names in (owner.__dict__, owner._parameters, owner._buffers, owner._modules):
+            if name in names:
+                return names[name]
+        return source.MISSING
+    reads: Any = type(owner).__getattribute__
+    if reads is not object.__getattribute__ or hasattr(type(owner), "__getattr__"):
+        return source.MISSING
+    return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared
+
+
+def is_super(e: ast.expr) -> bool:
+    return isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "super" and not e.args
