@@ -543,7 +543,7 @@ _kind(
         _h(
             "scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(q.size(-1))\nmask = torch.tril(torch.ones(5, 5, device=x.device)).bool()\nscores = torch.where(mask, scores, torch.finfo(scores.dtype).min)\nprobs = F.softmax(scores, dim=-1)\nreturn torch.matmul(probs, v).transpose(1, 2).reshape(x.shape)"
         ),
-        "softmax",
+        "attention",
         "x",
     ),
     (

@@ -128,7 +128,8 @@ class Layer:
     that a block goes over one by one, if it does, with a number in those last seeds that the others never have. axis:
     of its inputs, along which they may be of any length; longer: inputs of a length, and of one of ``widths``, where
     that is along others. width: an expression that must be one of ``widths``, all of which are tried, where the code
-    computes with it.
+    computes with it. fills: its code may hide scores by a number that a narrow dtype lacks, and raise there; that dtype
+    is then left to it. Elsewhere such a number is a bound that no draw reaches, and the block is not the layer.
     """
 
     op: str
@@ -146,6 +147,7 @@ class Layer:
     longer: Callable[[int, int], tuple[Tensor, ...]] | None = None
     widths: tuple[int, ...] = ()
     width: str = ""
+    fills: bool = False
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def _layer(reading: Reading, flat: Reading | None = None) -> Layer:
         longer=reading.longer,
         widths=_WIDTHS,
         width=f"{q}.shape[{reading.own[0].size}]",
+        fills=True,
     )
 
 

@@ -104,7 +104,7 @@ def _role_of(
             return Refusal(str(error))
         runs = Runs(module, followed, tuple(block.tensors), layer, trace)
         proof, refusing = _prove(runs, block.inputs), []
-        if not proof.ok and proof.distance is None:
+        if not proof.ok and proof.distance is None and layer.fills:
             refusing = _refused(runs, block.inputs)
             proof = _prove(runs, block.inputs, refusing) if refusing else proof
         if proof.ok:
