@@ -87,7 +87,7 @@ def test_a_devices_own_arch_keeps_its_own_instructions() -> None:
 def test_ptx_becomes_machine_code_with_the_older_devices_instructions(
     name: str, dtype: str, every: str, family: str
 ) -> None:
-    """Every configuration of the A100's in bfloat16, samples of the others; CI takes one of them every other week."""
+    """Every configuration of the A100's in bfloat16, samples of the others; CI takes one of them each week."""
     judge(worker("sweep", name, "sm_90", dtype, every, family, timeout=1700), profile(name), dtype)
 
 
