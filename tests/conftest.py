@@ -93,13 +93,14 @@ def _word(value: object) -> str:
 
 
 def keep_week(items: list[pytest.Item], week: int) -> None:
-    """Of a test that is marked `alternate("dtype")`: for all its other parameters one dtype, another each week.
-    `alternate(within="test_larger")`: not where that test of its file has the same parameters, and with them all that
-    this one asks."""
+    """Of a test that is marked `alternate("dtype")`: for all its other parameters one dtype, another each week; with
+    ``weeks=2`` every other week. `alternate()`: the test as it is, every other week. `alternate(within="test_larger")`:
+    not where that test of its file has the same parameters, and with them all that this one asks."""
     every_one = {item.nodeid for item in items}
     items[:] = [item for item in items if _larger(item) not in every_one]
     variants: dict[str, set[str]] = {}
     places: dict[int, tuple[str, str]] = {}
+    every: dict[str, int] = {}
     for item in items:
         marker = item.get_closest_marker("alternate")
         if marker is not None and "within" not in marker.kwargs:
@@ -108,7 +109,11 @@ def keep_week(items: list[pytest.Item], week: int) -> None:
             place = f"{item.nodeid.partition('[')[0]} {rest}"
             places[id(item)] = place, str([_word(given[name]) for name in marker.args])
             variants.setdefault(place, set()).add(places[id(item)][1])
-    now = {place: sorted(own)[(week + zlib.crc32(place.encode())) % len(own)] for place, own in variants.items()}
+            every[place] = marker.kwargs.get("weeks", 1 if marker.args else 2)
+    now: dict[str, str | None] = {}
+    for place, own in variants.items():
+        turn, off = divmod((week + zlib.crc32(place.encode())) % (len(own) * every[place]), every[place])
+        now[place] = None if off else sorted(own)[turn]
     items[:] = [i for i in items if id(i) not in places or now[places[id(i)][0]] == places[id(i)][1]]
 
 

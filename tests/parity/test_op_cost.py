@@ -14,8 +14,8 @@ from tests.conftest import cpu_seconds
 
 SECONDS = 15.0
 BUSY = 1.25  # the same work takes up to a quarter more CPU time where other processes use the caches
-# `make check` runs every op each day; what each of them adds is asked once a week
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+# `make check` runs every op each day; what each of them adds is asked every twelfth week
+pytestmark = [pytest.mark.slow, pytest.mark.alternate(weeks=12), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ FEW = 10  # tests of a function that nobody measured: their guess may be off by 
 def item(name: str, *marks: str, **parameters: object) -> Any:
     """A test as pytest collects it, as far as it is asked."""
     named: Any = parameters.pop("alternate", None)
-    how = {name: parameters.pop(name) for name in ("within",) if name in parameters}
+    how = {name: parameters.pop(name) for name in ("weeks", "within") if name in parameters}
     marker = None if named is None else SimpleNamespace(args=tuple(named), kwargs=how)
     return SimpleNamespace(
         nodeid=f"tests/unit/{name}",
@@ -108,6 +108,29 @@ def test_what_alternates_has_one_variant_for_each_of_the_others_a_week() -> None
         assert {i.callspec.params["device"] for i in items} == {"a", "b", "c"}
         weeks.append({i.nodeid for i in items})
     assert set.union(*weeks) == {i.nodeid for i in tests}
+
+
+def test_what_alternates_every_other_week_has_all_variants_in_time() -> None:
+    tests = [
+        item(f"test_x.py::test_op[{op}-{dtype}]", op=op, dtype=dtype, alternate=["dtype"], weeks=2)
+        for op in range(40)
+        for dtype in ("a", "b")
+    ]
+    drawn = []
+    for week in range(4):
+        items = list(tests)
+        keep_week(items, week)
+        assert len({i.callspec.params["op"] for i in items}) == len(items) and 5 < len(items) < 35
+        drawn += items
+    assert sorted(i.nodeid for i in drawn) == sorted(i.nodeid for i in tests)
+
+
+def test_what_alternates_by_itself_runs_every_other_week() -> None:
+    tests = [item(f"test_x.py::test_cost[{op}]", op=op, alternate=[]) for op in range(40)]
+    one, two, three = (list(tests), list(tests), list(tests))
+    for week, items in enumerate((one, two, three)):
+        keep_week(items, week)
+    assert 10 < len(one) < 30 and one == three and {*map(id, one)} ^ {*map(id, two)} == {*map(id, tests)}
 
 
 def test_a_part_of_a_larger_test_is_left_to_it() -> None:
