@@ -128,12 +128,18 @@ def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@functools.cache
 def _format_of(name: str) -> Any:
     """PyTorch's dtype of a format of 8 bits, by Triton's name; None for another type."""
     import torch
 
     of_amd = {"fp8e4b8": torch.float8_e4m3fnuz, "fp8e5b16": torch.float8_e5m2fnuz}
     return (of_amd | {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}).get(name)
+
+
+@functools.cache
+def _modes() -> Any:
+    return importlib.import_module("triton._C.libtriton").ir.ROUNDING_MODE
 
 
 @functools.cache
@@ -188,16 +194,15 @@ def _between_floats(original: Callable[..., Any]) -> Callable[..., Any]:
             if to == tl.float16:
                 with _numpy().errstate(over="ignore"):
                     return type(src)(src.data.astype("float16"), to)
-        modes = importlib.import_module("triton._C.libtriton").ir.ROUNDING_MODE
         kind = _format_of(to.name)
-        if kind is not None and rounding_mode != modes.RTZ:
+        if kind is not None and rounding_mode != _modes().RTZ:
             if src.dtype.scalar.primitive_bitwidth == 8:
                 src = run(self, src, tl.float32, None)
             return type(src)(_in_8_bits(src.data.astype("float32"), kind), to)
         if to == tl.bfloat16:
             if src.data.dtype == "uint8":  # another float8, exactly
                 src = original(self, src, tl.float32, rounding_mode)
-            return narrow(src, towards_zero=rounding_mode == modes.RTZ)
+            return narrow(src, towards_zero=rounding_mode == _modes().RTZ)
         return src if src.dtype.scalar == to == tl.float32 else original(self, src, dst_type, rounding_mode)
 
     return run
