@@ -18,7 +18,7 @@ CHILDREN: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.Conv1d: ("torch.nn.functional.conv1d", ("weight", "bias", "stride", "padding", "dilation", "groups")),
     nn.ConstantPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
     nn.ZeroPad1d: ("torch.nn.functional.pad", ("padding", "'constant'", "value")),
-    nn.Softmax: ("torch.nn.functional.softmax", ("dim",)),
+    nn.Softmax: (f"torch.nn.functional.{nn.functional.softmax.__name__}", ("dim",)),
     nn.Dropout: ("torch.nn.functional.dropout", ("0.5", DROPS)),
 }
 

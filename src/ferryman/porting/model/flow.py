@@ -33,18 +33,9 @@ _OF_PYTHON = {"len", "int", "float", "tuple", "list", "slice", "min", "max", "ab
 SELF = "self"
 # labels of what gives memory of its own
 _ANEW = {
-    "MatMult",
-    "matmul",
-    "bmm",
-    "einsum",
-    "baddbmm",
-    "Mult",
-    "Div",
-    "Add",
-    "Sub",
-    "masked_fill",
-    "softmax",
-    "linear",
+    *("MatMult", "Mult", "Div", "Add", "Sub"),
+    *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm)),
+    *(f.__name__ for f in (torch.masked_fill, torch.softmax, torch.nn.functional.linear)),
 }
 
 

@@ -32,8 +32,8 @@ _OF_LOSSES = {
     *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim"),
 }
 _TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat", "concatenate", "hstack", "fill"}
-_PRODUCTS = {"MatMult", *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm))}
-OF_SEVERAL = frozenset(_LOSSES | _TURNS | _PRODUCTS)  # what a part of several values has one of
+PRODUCTS = {"MatMult", *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm))}
+OF_SEVERAL = frozenset(_LOSSES | _TURNS | PRODUCTS)  # what a part of several values has one of
 
 
 @dataclass
@@ -273,7 +273,7 @@ def stacks(nodes: Iterable[Node]) -> int:
 
 def products(nodes: Iterable[Node]) -> int:
     """How many products of two values that flow there are."""
-    return sum(n.kind == "op" and n.label in _PRODUCTS for n in nodes)
+    return sum(n.kind == "op" and n.label in PRODUCTS for n in nodes)
 
 
 def _of_several(root: Node, leaves: tuple[Node, ...]) -> bool:
@@ -289,7 +289,7 @@ def _of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None
     """The places of those that the first of two products is of, of the second's other one, and of the rest; None where
     it is not one each."""
     inside = root.inside(frozenset(leaves))
-    first, second = (n for n in inside if n.kind == "op" and n.label in _PRODUCTS)
+    first, second = (n for n in inside if n.kind == "op" and n.label in PRODUCTS)
     if first not in second.inside(frozenset(leaves)):
         return None
 

@@ -15,12 +15,12 @@ from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
 from ferryman.porting.model.part import INNER, NONE, Part, Parted
+from ferryman.porting.model.part_proof import PRODUCTS
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import meant
 from ferryman.porting.model.trees import copied
 from ferryman.porting.model.uses import served
 
-_SOFTMAX = {"softmax", "Softmax", "exp"}
 _NUMBERS = bool | int | float | str
 # facts: (what a module gave, whether a proof or a test had it)
 _of_class: dict[Any, list[tuple[dict[tuple[str, str], tuple[Any, bool]], Parted]]] = {}
@@ -83,7 +83,7 @@ def _searched(
     fresh: frozenset[str],
 ) -> tuple[Search, bool]:
     """A search, and whether it has parts: of both sides of an ``if`` first, where that has a part of two products."""
-    apart = sunk.sunk(before) if _SOFTMAX & _names(before) else None
+    apart = sunk.sunk(before) if _multiplies_twice(before) else None
     if apart is not None:
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh)
         if search.run() and search.whole:
@@ -92,9 +92,9 @@ def _searched(
     return search, search.run()
 
 
-def _names(tree: ast.AST) -> set[str]:
-    names = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    return names | {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+def _multiplies_twice(tree: ast.AST) -> bool:
+    words = (getattr(n, "attr", getattr(n, "id", type(n).__name__)) for n in ast.walk(tree))
+    return sum(word in PRODUCTS for word in words) > 1
 
 
 def _fresh(module: nn.Module) -> frozenset[str]:

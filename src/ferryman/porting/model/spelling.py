@@ -80,7 +80,10 @@ class _Operators(ast.NodeTransformer):
 
 
 # PyTorch's modules that call a function with their settings behind what they are given: its name, and how many that are
-_CALLS: dict[Any, tuple[str, int]] = {torch.nn.Softmax: ("softmax", 1), torch.nn.CrossEntropyLoss: ("cross_entropy", 2)}
+_CALLS: dict[Any, tuple[str, int]] = {
+    torch.nn.Softmax: (torch.nn.functional.softmax.__name__, 1),
+    torch.nn.CrossEntropyLoss: (torch.nn.functional.cross_entropy.__name__, 2),
+}
 
 
 def _made(node: ast.expr | None, function: types.FunctionType) -> bool:
