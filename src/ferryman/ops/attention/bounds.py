@@ -107,8 +107,15 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask, *more = args
     more += [*_ADDED[:3], False, *_ADDED[3:]][len(more) :]
     sinks, key_range, chunk, _, dropout_p, seed = more
-    if q.numel() == 0 or k.shape[2] == 0:
-        return tuple({"accumulate": torch.zeros_like(t)} for t in outputs)
+    delta = (grad_out.abs() * out.abs()).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        delta = delta + grad_lse.abs().unsqueeze(-1)
+    if q.numel() == 0 or k.shape[2] == 0:  # without a key, the sink's gradient is the sum of the log-sum-exp's
+        none = [{"accumulate": torch.zeros_like(t)} for t in outputs]
+        if q.numel():
+            idle = torch.zeros_like(lse)
+            none[3] = _sinks_terms(lse, sinks, delta.squeeze(-1), idle, v.shape[3], outputs[3])
+        return tuple(none)
     batch, heads, sq, depth = q.shape
     group, sk = k.shape[1], k.shape[2]
     factor = abs(depth**-0.5 if scale is None else scale)
@@ -125,9 +132,6 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     shares, product = p, 0.0
     if keeps is not None:  # a rounded factor, and the product with it
         pull, shares, product = pull * keeps, p * keeps, 4.0
-    delta = (g * out.abs()).sum(-1, keepdim=True)
-    if grad_lse is not None:
-        delta = delta + grad_lse.abs().unsqueeze(-1)
     ds = p * (pull + delta)
     dots = 6 * math.sqrt(max(depth, v.shape[3])) + 8 + product
     # In float32 delta is the sum of P dP, whose terms may cancel in `out`.
