@@ -4,7 +4,7 @@ It truncates float32 where hardware rounds to nearest even, loses subnormals, an
 (`tl.dot` too) the raw integers. Here each operation on bfloat16 is done in float32 and rounded once.
 It also reads NaN of e4m3 as 480, and NaN and Inf of e5m2 as numbers, loses the carry of a number that it rounds up to 8
 bits, and refuses AMD's formats (fnuz): floats of 8 bits are read and rounded as PyTorch does, and what is too large
-becomes the largest number, as NVIDIA's conversion (`cvt.rn.satfinite`) has it.
+becomes the largest number, as NVIDIA's conversion (`cvt.rn.satfinite`) has it. AMD's conversion was not examined.
 """
 
 from __future__ import annotations
