@@ -14,6 +14,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
+from ferryman.ops.attention.arguments import stored_by_rows
 from ferryman.ops.attention.definition import attention_backward as backward
 from tests.bounded import U32
 from tests.ops.attention.attention_lines import attention_backward
@@ -151,7 +152,8 @@ def judge(
         per_key_head(((of_p + u + sums) * p + tiny * ~hidden).mT @ g.abs()),
     )
     for name, mine, want, bound in zip("qkv", got, wants[::2], wants[1::2], strict=True):
-        assert mine.dtype == q.dtype and mine.is_contiguous()
+        stored = mine.transpose(1, 2) if stored_by_rows(q, k, v) else mine
+        assert mine.dtype == q.dtype and stored.is_contiguous()
         ratio = (mine.double() - want).abs() / (bound + u * want.abs() + tiny)
         assert bool((ratio <= 1).all()), f"grad_{name}: {float(ratio.max())}"
 
@@ -353,3 +355,40 @@ def test_gradients_through_autograd(ran: list[str], target: Any, dim: int) -> No
     (p @ leaves[2].repeat_interleave(2, 1)).square().sum().backward()
     for x, leaf in zip((q, k, v), leaves, strict=True):
         assert (x.grad - leaf.grad).norm() <= 0.01 * leaf.grad.norm()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("others_first", [False, True])
+@pytest.mark.parametrize("width", [96, 128])
+def test_cudnn_shares_its_plans_with_callers_of_pytorch(
+    target: Any, by_rows: bool, others_first: bool, width: int
+) -> None:
+    """PyTorch keeps one plan of cuDNN for a shape and the strides of q, k and v, whatever those of the output are."""
+    batch, heads, kv_heads, rows = 2, 8, 4, 200 + 8 * (2 * by_rows + others_first)  # a plan of this test alone
+
+    def drawn(heads: int) -> Tensor:
+        shape = (batch, rows, heads, width) if by_rows else (batch, heads, rows, width)
+        x = torch.randn(shape, device=GPU, dtype=torch.bfloat16)
+        return x.transpose(1, 2) if by_rows else x
+
+    q, k, v, grad_out = drawn(heads), drawn(kv_heads), drawn(kv_heads), drawn(heads)
+
+    def theirs() -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        backend = torch.nn.attention.SDPBackend.CUDNN_ATTENTION
+        with torch.nn.attention.sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
+            return torch.autograd.grad(out, leaves, grad_out)
+
+    def ours() -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            out, lse = ops.attention(q, k, v, causal=True, return_lse=True)
+            with ferryman.use(attention_backward="torch.cudnn"):
+                return backward(grad_out, None, q, k, v, out, lse, True, None, None, 0.0, None)[:3]
+
+    got = [run() for run in ((theirs, ours, theirs) if others_first else (ours, theirs, ours))]
+    out, lse = ops.attention(q, k, v, causal=True, return_lse=True)
+    judge(got[others_first], grad_out, None, q, k, v, out, lse, True, width**-0.5)
+    for grads in got:  # each forward rounds its output once, which moves a gradient by as much
+        for one, other in zip(grads, got[others_first], strict=True):
+            assert float((one.double() - other.double()).norm()) < 2.0**-6 * float(other.double().norm())

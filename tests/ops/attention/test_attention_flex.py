@@ -188,6 +188,25 @@ def test_variants_of_other_heads_and_widths_share_the_tables_of_what_a_query_see
     assert compiled(4, 32, 200, causal=True, window=40).tables is not first.tables
 
 
+@pytest.mark.slow
+def test_tables_that_were_made_with_as_many_queries_as_keys_are_right_with_others() -> None:
+    """A size that equals another one in the call that is compiled is not that one in later calls."""
+
+    def seen(queries: int, keys: int) -> tuple[flex_variants.Variant, tuple[Tensor | None, ...]]:
+        args = _call({"causal": True}, queries, keys)
+        variant = flex_variants.variant_of(*_asked(args))
+        given = flex_kernels._given(variant, *args[:3], 0.2, None, 0.0, None, None, None)
+        return variant, flex_kernels._split(given)[0]
+
+    variant, given = seen(300, 300)
+    tables = flex_kernels._Captured(flex_kernels._tables(variant), given, True)
+    for queries, keys in ((300, 300), (300, 1200), (970, 10737), (129, 130)):
+        other, given = seen(queries, keys)
+        assert other == variant and tables.serves(*given)
+        for got, wanted in zip(tables(*given), flex_kernels._tables(variant)(*given), strict=True):
+            assert torch.equal(got, wanted)
+
+
 def _bound(q: Tensor, k: Tensor, **options: Any) -> tuple[Any, ...]:
     given = {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": None, **OP.added, **options}
     return (q, k, k, *(given[name] for name in OP.names[3:]))

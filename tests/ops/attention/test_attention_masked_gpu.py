@@ -141,6 +141,18 @@ def test_flex_serves_after_it_was_prepared_and_never_compiles_in_a_call() -> Non
     _near(wanted, given, masks[0])
 
 
+@pytest.mark.parametrize("queries, keys", [(300, 1200), (129, 5000)])
+def test_flex_prepared_with_as_many_queries_as_keys_is_right_with_others(queries: int, keys: int) -> None:
+    """A size that equals another one in the call that is compiled is not that one in later calls."""
+    for asked in ((300, 300), (queries, keys)):
+        q, k = (torch.randn(1, 4, n, 64, dtype=torch.bfloat16, device="cuda") for n in asked)
+        ferryman.prepare(ops.attention, q, k, k, causal=True)
+        with ferryman.use(attention="torch.flex"), torch.no_grad():
+            got = ops.attention(q, k, k, causal=True)
+        exact = OP.body(q.double(), k.double(), k.double(), True, None, None, 0.0, None)[0]
+        assert float((got.double() - exact).norm()) < 2.0**-7 * float(exact.norm())
+
+
 def _near(got: Tensor, given: dict[str, Tensor], mask: Tensor) -> None:
     exact = OP.body(*(x.double() for x in given.values()), False, None, None, 0.0, mask)[0]
     # P and the output are rounded to 8 bits each, of sums whose terms have unit variance

@@ -28,6 +28,17 @@ def hiding(
     return window, chunk
 
 
+def stored_by_rows(*tensors: Tensor) -> bool:
+    """Whether tensors (B, H, S, D) are stored row by row, (B, S, H, D), as models bring them: so are their gradients
+    then. Only the order of strides counts, which compilers keep where they copy."""
+    return all(x.stride(2) > x.stride(1) for x in tensors if x.shape[1] > 1 and x.shape[2] > 1)
+
+
+def like_gradients(x: Tensor, ordered: bool) -> Tensor:
+    """``x`` (B, H, S, D), dense in the order of `stored_by_rows`; a copy where it is not."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if ordered else x.contiguous()
+
+
 def check(
     op: str,
     q: Tensor,

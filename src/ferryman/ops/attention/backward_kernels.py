@@ -21,6 +21,7 @@ from ferryman.ops.attention.tile_kernels import (
     _mask_index,
     _own_keys,
     _own_queries,
+    _place,
     _saturation,
     _sequence,
     _tile_and_head,
@@ -322,6 +323,7 @@ _BACKWARD_DYNAMIC = [
     "window",
     "chunk",
     "batch_heads",
+    "apart",
     "score_scale",
     "score_cap",
     "grad_scale",
@@ -372,6 +374,7 @@ def attention_backward_dq(
     window,
     chunk,
     batch_heads,
+    apart,
     score_scale,
     score_cap,
     grad_scale,
@@ -560,7 +563,7 @@ def attention_backward_dq(
     inside = row_inside[:, None]
     if HEAD_DIM < BLOCK_D:
         inside = inside & (cols[None, :] < HEAD_DIM)
-    where = (per_row * HEAD_DIM)[:, None] + cols[None, :]
+    where = (_place(head_id, rows, num_queries, apart) * HEAD_DIM)[:, None] + cols[None, :]
     tl.store(grad_q + where, (dq * grad_scale).to(grad_q.dtype.element_ty), mask=inside)
 
 
@@ -712,6 +715,7 @@ def attention_backward_dkv(
     window,
     chunk,
     batch_heads,
+    apart,
     score_scale,
     score_cap,
     grad_scale,
@@ -951,13 +955,14 @@ def attention_backward_dkv(
     inside = key_inside[:, None]
     if HEAD_DIM < BLOCK_D:
         inside = inside & (cols[None, :] < HEAD_DIM)
-    where = ((_wide(head_id) * num_keys + keys) * HEAD_DIM)[:, None] + cols[None, :]
+    place = _place(head_id, keys, num_keys, apart)
+    where = (place * HEAD_DIM)[:, None] + cols[None, :]
     tl.store(grad_k + where, (dk * grad_scale).to(grad_k.dtype.element_ty), mask=inside)
     columns = tl.arange(0, BLOCK_V)
     inside = key_inside[:, None]
     if VALUE_DIM < BLOCK_V:
         inside = inside & (columns[None, :] < VALUE_DIM)
-    where = ((_wide(head_id) * num_keys + keys) * VALUE_DIM)[:, None] + columns[None, :]
+    where = (place * VALUE_DIM)[:, None] + columns[None, :]
     if DROPOUT:
         dv *= keep_scale
     tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty), mask=inside)

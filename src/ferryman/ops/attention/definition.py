@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.attention import bounds, oracle
-from ferryman.ops.attention.arguments import NO_DROPOUT, check, check_backward
+from ferryman.ops.attention.arguments import NO_DROPOUT, check, check_backward, stored_by_rows
 from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Gradient, Limits, Rounding, first_of, primitive, public
 
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
@@ -207,8 +207,14 @@ def _meta_backward(
     dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
+    ordered = stored_by_rows(q, k, v)
+
+    def gradient(x: Tensor) -> Tensor:
+        batch, heads, rows, dim = x.shape
+        return x.new_empty((batch, rows, heads, dim)).transpose(1, 2) if ordered else x.new_empty(x.shape)
+
     return (
-        *(x.new_empty(x.shape) for x in (q, k, v)),
+        *map(gradient, (q, k, v)),
         q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape),
         q.new_empty(0) if mask is None or not oracle.has_bias_gradient(mask, need_mask) else mask.new_empty(mask.shape),
     )
@@ -266,7 +272,8 @@ def attention_backward(
     dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `attention` for q, k, v, sinks and a float mask, from its saved output and log-sum-exp; the last two
-    are empty without sinks, and without ``need_mask``. Source: arXiv:2307.08691."""
+    are empty without sinks, and without ``need_mask``. Those of q, k and v are stored as (batch, S, heads, D) where all
+    three are, and else contiguous. Source: arXiv:2307.08691."""
     return oracle.backward(
         grad_out,
         grad_lse,

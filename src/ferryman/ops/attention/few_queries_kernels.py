@@ -18,7 +18,7 @@ import triton.language as tl
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.sinks_kernels import delta_of
-from ferryman.ops.attention.tile_kernels import LOG2E, _hide_queries, _in_units, _load_rows, _wide
+from ferryman.ops.attention.tile_kernels import LOG2E, _hide_queries, _in_units, _load_rows, _place, _wide
 from ferryman.ops.attention.tiling_kernels import Config, _block_d, _family
 from ferryman.ops.attention.triton_kernels import (
     _num_splits,
@@ -31,6 +31,7 @@ from ferryman.ops.attention.triton_kernels import (
     forms,
     gradients,
     rest,
+    row_steps,
 )
 
 _ROWS = 16  # the least that a matrix unit takes
@@ -58,6 +59,7 @@ def _few_range(
     stride_vn,
     score_scale,
     grad_scale,
+    apart,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -111,7 +113,7 @@ def _few_range(
         dv = tl.dot(p.to(do.dtype), do, input_precision=PRECISION)
         dk = tl.dot(ds, q, input_precision=PRECISION) * grad_scale
         dq = tl.dot(tl.trans(ds), k_tile, dq, input_precision=PRECISION)
-        where = _wide(start) * HEAD_DIM + (tile[:, None] * HEAD_DIM + cols[None, :])
+        where = _wide(start) * apart * HEAD_DIM + (tile[:, None] * (apart * HEAD_DIM) + cols[None, :])
         if EDGE:
             stored = (tile < left)[:, None] & (cols < HEAD_DIM)[None, :]
             tl.store(grad_k + where, dk.to(grad_k.dtype.element_ty), mask=stored)
@@ -125,7 +127,10 @@ def _few_range(
     return dq
 
 
-@triton.jit(do_not_specialize=["num_heads", "group", "num_queries", "num_keys", "window", "score_scale", "grad_scale"])
+_SIZES = ["num_heads", "group", "num_queries", "num_keys", "window", "apart_q", "apart_k"]
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "score_scale", "grad_scale"])
 def attention_backward_few(
     q,
     k,
@@ -157,6 +162,8 @@ def attention_backward_few(
     num_queries,
     num_keys,
     window,
+    apart_q,
+    apart_k,
     score_scale,
     grad_scale,
     HEAD_DIM: tl.constexpr,
@@ -171,7 +178,7 @@ def attention_backward_few(
     UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (batch * KV heads, splits). parts (splits, B, H, Sq, D) float32: dQ, before its scale, of a share of keys.
+    """Grid (batch * KV heads, splits). parts (splits, as dQ lies) float32: dQ, before its scale, of a share of keys.
     A tile's rows are (query, head of the group) pairs, query-major."""
     stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
     stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
@@ -206,8 +213,8 @@ def attention_backward_few(
 
     k += _wide(batch) * stride_kb + _wide(kv_head) * stride_kh
     v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh
-    grad_k += _wide(head_id) * num_keys * HEAD_DIM
-    grad_v += _wide(head_id) * num_keys * HEAD_DIM
+    grad_k += _place(head_id, 0, num_keys, apart_k) * HEAD_DIM
+    grad_v += _place(head_id, 0, num_keys, apart_k) * HEAD_DIM
     share = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), tl.num_programs(1)) * BLOCK_N
     lo = tl.program_id(1) * share
     hi = tl.minimum(lo + share, num_keys)
@@ -239,6 +246,7 @@ def attention_backward_few(
         stride_vn,
         score_scale,
         grad_scale,
+        apart_k,
         HEAD_DIM,
         BLOCK_D,
         BLOCK_N,
@@ -270,6 +278,7 @@ def attention_backward_few(
         stride_vn,
         score_scale,
         grad_scale,
+        apart_k,
         HEAD_DIM,
         BLOCK_D,
         BLOCK_N,
@@ -281,7 +290,8 @@ def attention_backward_few(
         True,
     )
     all_rows = _wide(tl.num_programs(0)) * group * num_queries
-    to = parts + ((_wide(tl.program_id(1)) * all_rows + per_row) * HEAD_DIM)[:, None] + cols[None, :]
+    place = _place(batch * num_heads + head, query, num_queries, apart_q)
+    to = parts + ((_wide(tl.program_id(1)) * all_rows + place) * HEAD_DIM)[:, None] + cols[None, :]
     tl.store(to, dq, mask=inside)
 
 
@@ -331,6 +341,7 @@ def attention_backward(
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grad_q, grad_k, grad_v = gradients(q, k, v)
+    apart_q, apart_k = row_steps(q, k, v)
 
     def others() -> tuple[torch.Tensor, torch.Tensor]:
         return rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
@@ -367,6 +378,8 @@ def attention_backward(
         queries,
         keys,
         min(window or 0, queries + keys),
+        apart_q,
+        apart_k,
         scale * LOG2E.value,
         scale,
         device=q.device,

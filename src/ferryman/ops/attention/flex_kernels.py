@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as _shape_config
 
 from ferryman.backends.base import Target
 from ferryman.errors import CompileError
@@ -164,6 +165,8 @@ def _attend(variant: Variant, with_lse: bool = True) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------------------------ compiling
 
 
+# All variants share one code, of which Dynamo makes eight kinds and then no more. A size is not another one because
+# both are equal in the call that is compiled: where the graph reads the one alone, no guard would say so.
 _RECOMPILATIONS = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
 
 
@@ -173,8 +176,7 @@ class _Captured:
     def __init__(self, run: Callable[..., Any], given: Sequence[Tensor | None], dynamic: bool) -> None:
         self.names = list(inspect.signature(run).parameters)
         compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=self._compile)
-        # all variants share one code, of which Dynamo makes eight kinds and then no more
-        with torch.no_grad(), torch._dynamo.config.patch(_RECOMPILATIONS):
+        with torch.no_grad(), torch._dynamo.config.patch(_RECOMPILATIONS), _shape_config.patch(use_duck_shape=False):
             compiled(*given)
         # what Inductor supposed of sizes while it compiled is among the guards
         self.guards = self.shapes.produce_guards_expression(self.examples, ignore_static=False) or "True"

@@ -24,7 +24,8 @@ from ferryman.ops.attention.hopper_dkv_kernels import BLOCK_N, attention_backwar
 from ferryman.ops.attention.hopper_dq_kernels import attention_backward_dq_hopper
 from ferryman.ops.attention.hopper_kernels import _LOG2E, HEAD_DIMS, _strides, operand, runs_on
 from ferryman.ops.attention.sinks_kernels import delta_of
-from ferryman.ops.attention.triton_kernels import backward_arguments, forms, gradients, rest
+from ferryman.ops.attention.tile_kernels import _place
+from ferryman.ops.attention.triton_kernels import backward_arguments, forms, gradients, rest, row_steps
 
 _PADDING = 128  # query rows: that of the largest block
 _HALF = tl.constexpr(64)  # columns of dQ that one warpgroup adds
@@ -79,8 +80,8 @@ def attention_backward_rows(
     tl.store(rows_delta + head_id * padded + rows, delta)
 
 
-@triton.jit(do_not_specialize=["num_queries", "padded", "grad_scale"])
-def attention_backward_cast(sums, grad_q, num_queries, padded, grad_scale, HEAD_DIM: tl.constexpr):
+@triton.jit(do_not_specialize=["num_queries", "padded", "apart", "grad_scale"])
+def attention_backward_cast(sums, grad_q, num_queries, padded, apart, grad_scale, HEAD_DIM: tl.constexpr):
     """dQ from its float32 sum: 64 rows of a head. The sum is in the order of ``hopper_dkv_kernels._add_dq``."""
     tiles = tl.cdiv(num_queries, 64)
     first = tl.program_id(0) % tiles * 64
@@ -89,14 +90,15 @@ def attention_backward_cast(sums, grad_q, num_queries, padded, grad_scale, HEAD_
     # (half, 8 rows on, block of 16 columns, warp, row, quad, 8 columns on, column)
     x = tl.reshape(x, [HEAD_DIM // _HALF, 2, _HALF // 16, 4, 8, 4, 2, 2])
     x = tl.reshape(tl.permute(x, [3, 1, 4, 0, 2, 6, 5, 7]), [64, HEAD_DIM])
-    rows = tl.arange(0, 64)[:, None]
-    to = grad_q + (head_id * num_queries + first) * HEAD_DIM + rows * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(to, (x * grad_scale).to(grad_q.dtype.element_ty), mask=first + rows < num_queries)
+    rows = first + tl.arange(0, 64)
+    to = grad_q + (_place(head_id, rows, num_queries, apart) * HEAD_DIM)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(to, (x * grad_scale).to(grad_q.dtype.element_ty), mask=(rows < num_queries)[:, None])
 
 
-@triton.jit(do_not_specialize=["shares"])
-def attention_backward_sum(parts, grad_k, grad_v, shares, size, BLOCK: tl.constexpr):
-    """dK and dV (heads, size) from their ``parts`` (2, heads, shares, size), float32, in the order of the shares."""
+@triton.jit(do_not_specialize=["shares", "apart"])
+def attention_backward_sum(parts, grad_k, grad_v, shares, size, apart, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """dK and dV, ``size`` elements of each head, in rows that are ``apart`` rows apart, from their ``parts`` (2, heads,
+    shares, size), float32, in the order of the shares."""
     tiles = tl.cdiv(size, BLOCK)
     head = (tl.program_id(0) // tiles).to(tl.int64)
     columns = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
@@ -110,7 +112,8 @@ def attention_backward_sum(parts, grad_k, grad_v, shares, size, BLOCK: tl.conste
     to = grad_k
     if which == 1:
         to = grad_v
-    tl.store(to + head * size + columns, total.to(grad_k.dtype.element_ty), mask=inside)
+    place = _place(head, columns // HEAD_DIM, size // HEAD_DIM, apart)
+    tl.store(to + place * HEAD_DIM + columns % HEAD_DIM, total.to(grad_k.dtype.element_ty), mask=inside)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -190,6 +193,7 @@ def attention_backward(
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grad_q, grad_k, grad_v = gradients(q, k, v)
+    apart_q, apart_k = row_steps(q, k, v)
     if q.numel() == 0 or k.numel() == 0:
         return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
     grad_out, q, k, v = map(operand, (grad_out, q, k, v))
@@ -227,7 +231,9 @@ def attention_backward(
     tiles = -(-keys // BLOCK_N.value) * batch * kv_heads
     shares, together = deal(batch, kv_heads, group, queries, keys, dim, causal, target.units, target.l2_bytes)
     to_k, to_v = grad_k, grad_v
+    apart_to = apart_k
     if shares > 1:
+        apart_to = 1
         parts = torch.empty((2, batch * kv_heads, shares, keys * dim), dtype=torch.float32, device=device)
         to_k, to_v = parts[0], parts[1]
     launch(
@@ -253,6 +259,7 @@ def attention_backward(
         keys,
         batch,
         padded,
+        apart_to,
         score_scale,
         scale,
         device=device,
@@ -271,7 +278,9 @@ def attention_backward(
             grad_v,
             shares,
             keys * dim,
+            apart_k,
             device=device,
+            HEAD_DIM=dim,
             BLOCK=1024,
             num_warps=4,
         )
@@ -296,6 +305,7 @@ def attention_backward(
             keys,
             batch,
             padded,
+            apart_q,
             score_scale,
             scale,
             device=device,
@@ -311,6 +321,7 @@ def attention_backward(
             grad_q,
             queries,
             padded,
+            apart_q,
             scale,
             device=device,
             HEAD_DIM=dim,

@@ -117,6 +117,7 @@ def _consume_blocks(
         num_queries,
         num_keys,
         padded,
+        _,
         score_scale,
         _,
     ) = arguments
@@ -241,6 +242,7 @@ def _consume(
         _,
         num_keys,
         _,
+        apart,
         _,
         grad_scale,
     ) = arguments
@@ -267,11 +269,11 @@ def _consume(
                 dk, dv, step = _consume_blocks(
                     dk, dv, step, tile, member, arguments, WORKER, HEAD_DIM, BLOCK_M, CAUSAL, FUSED, "whole"
                 )
-        base = told(tile_ring, tile, HEAD).to(gl.int64) * num_keys
+        head = told(tile_ring, tile, HEAD)
         first = told(tile_ring, tile, FIRST) + 64 * WORKER
         mbarrier.arrive(kv_empty)
-        store_rows((dk * grad_scale).to(grad_k.dtype.element_ty), grad_k, base, first, num_keys, HEAD_DIM)
-        store_rows(dv.to(grad_v.dtype.element_ty), grad_v, base, first, num_keys, HEAD_DIM)
+        store_rows((dk * grad_scale).to(grad_k.dtype.element_ty), grad_k, head, first, num_keys, apart, HEAD_DIM)
+        store_rows(dv.to(grad_v.dtype.element_ty), grad_v, head, first, num_keys, apart, HEAD_DIM)
         tile += 1
         mbarrier.wait(tile_full.index(tile & 1), (tile & 2) // 2)
 
@@ -382,6 +384,7 @@ DYNAMIC = [
     "num_keys",
     "batch",
     "padded",
+    "apart",
     "score_scale",
     "grad_scale",
 ]
@@ -420,6 +423,7 @@ def attention_backward_dkv_hopper(
     num_keys,
     batch,
     padded,
+    apart,
     score_scale,
     grad_scale,
     HEAD_DIM: gl.constexpr,
@@ -427,8 +431,8 @@ def attention_backward_dkv_hopper(
     CAUSAL: gl.constexpr,
     FUSED: gl.constexpr,
 ):
-    """grad_k, grad_v contiguous (B, kv_heads, Sk, D), of which each ``shares`` are of one head of k and v, and of
-    ``group`` query heads. rows_lse, rows_delta (B, H, padded) of ``attention_backward_rows``.
+    """grad_k, grad_v (B, kv_heads, Sk, D), a head's rows ``apart`` rows apart, of which each ``shares`` are of one head
+    of k and v, and of ``group`` query heads. rows_lse, rows_delta (B, H, padded) of ``attention_backward_rows``.
 
     FUSED: sums (B, H, padded, D) float32, zeros, take dQ before its scale. counter: int32, zero.
     """
@@ -493,6 +497,7 @@ def attention_backward_dkv_hopper(
         num_queries,
         num_keys,
         padded,
+        apart,
         score_scale,
         grad_scale,
     )

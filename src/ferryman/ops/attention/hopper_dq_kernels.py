@@ -132,6 +132,7 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
         num_queries,
         num_keys,
         padded,
+        apart,
         score_scale,
         grad_scale,
     ) = arguments
@@ -195,10 +196,10 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             CAUSAL,
             False,
         )
-        base = told(tile_ring, tile, HEAD).to(gl.int64) * num_queries
+        head = told(tile_ring, tile, HEAD)
         first = told(tile_ring, tile, FIRST) + 64 * WORKER
         mbarrier.arrive(q_empty)
-        store_rows((dq * grad_scale).to(dtype), grad_q, base, first, num_queries, HEAD_DIM)
+        store_rows((dq * grad_scale).to(dtype), grad_q, head, first, num_queries, apart, HEAD_DIM)
         tile += 1
         mbarrier.wait(tile_full.index(tile & 1), (tile & 2) // 2)
 
@@ -314,12 +315,13 @@ def attention_backward_dq_hopper(
     num_keys,
     batch,
     padded,
+    apart,
     score_scale,
     grad_scale,
     HEAD_DIM: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
-    """grad_q contiguous (B, H, Sq, D); the rest as ``attention_backward_dkv_hopper`` takes it."""
+    """grad_q (B, H, Sq, D), a head's rows ``apart`` apart; the rest as ``attention_backward_dkv_hopper`` takes it."""
     dtype: gl.constexpr = q.dtype.element_ty
     num_tiles = gl.cdiv(num_queries, BLOCK_M)
     batch_heads = batch * num_heads
@@ -362,6 +364,7 @@ def attention_backward_dq_hopper(
         num_queries,
         num_keys,
         padded,
+        apart,
         score_scale,
         grad_scale,
     )

@@ -114,6 +114,7 @@ def _add_turn(dq, turn, tile, member, arguments, WORKER: gl.constexpr, HEAD_DIM:
         padded,
         _,
         _,
+        _,
     ) = arguments
     row = row_of(turn, told(tile_ring, tile, START), told(tile_ring, tile, JUMP), BLOCK_M)
     row += (told(tile_ring, tile, HEAD) * group + member) * hidden(padded)
@@ -162,6 +163,7 @@ def consume_member(
         _,
         num_queries,
         num_keys,
+        _,
         _,
         score_scale,
         _,

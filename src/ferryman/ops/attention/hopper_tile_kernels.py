@@ -65,8 +65,8 @@ def _rows_layout(head_dim):
 
 
 @gluon.jit
-def store_rows(x, to, base, first, num_rows, HEAD_DIM: gl.constexpr):
-    """64 rows from ``first`` on, where inside, of a contiguous (rows, HEAD_DIM) matrix that begins at row ``base``.
+def store_rows(x, to, head, first, num_rows, apart, HEAD_DIM: gl.constexpr):
+    """64 rows from ``first`` on, where inside, of a head: ``num_rows`` rows of HEAD_DIM, that are ``apart`` rows apart.
 
     From the product's layout, in which two lanes then swap halves: 8 bytes for each, a sector for four. By way of
     shared memory 16 would be stored, whose addresses the compiler keeps in registers during the loops.
@@ -75,7 +75,9 @@ def store_rows(x, to, base, first, num_rows, HEAD_DIM: gl.constexpr):
     x = gl.convert_layout(x, layout)
     rows = first + gl.arange(0, 64, gl.SliceLayout(1, layout))
     cols = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-    gl.store(to + base * HEAD_DIM + (rows[:, None] * HEAD_DIM + cols[None, :]), x, mask=(rows < num_rows)[:, None])
+    to += ((head // apart).to(gl.int64) * num_rows * apart + head % apart) * HEAD_DIM
+    places = (rows * (apart * HEAD_DIM))[:, None] + cols[None, :]
+    gl.store(to + places, x, mask=(rows < num_rows)[:, None])
 
 
 @gluon.jit

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ferryman.ops.attention.arguments import NO_DROPOUT
+from ferryman.ops.attention.arguments import NO_DROPOUT, like_gradients, stored_by_rows
 from ferryman.ops.attention.scores import grouped, kept, probabilities, scores, sink_share, with_sink
 from ferryman.ops.primitive import wide
 
@@ -111,4 +111,6 @@ def backward(
     ds = rounded(ds, "ds") * (head_dim**-0.5 if scale is None else scale)
     grad_q = ds @ wide(grouped(k, heads))
     grad_k = per_key_head(ds.transpose(-1, -2) @ wide(q))
-    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_sinks, grad_mask
+    ordered = stored_by_rows(q, k, v)
+    grads = (like_gradients(g.to(x.dtype), ordered) for g, x in ((grad_q, q), (grad_k, k), (grad_v, v)))
+    return *grads, grad_sinks, grad_mask

@@ -20,6 +20,12 @@ def _wide(x):
 
 
 @triton.jit
+def _place(head_id, row, num_rows, apart):
+    """Where a row of a head stands among all of them: heads one after the other, or, ``apart`` heads, row by row."""
+    return (_wide(head_id // apart) * num_rows + row) * apart + head_id % apart
+
+
+@triton.jit
 def _tile_and_head(num_tiles, num_heads, heads_together, NUM_XCD: tl.constexpr):
     """Which tile and head this program serves: tile-major within as many heads as have K and V in L2 together.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.ops.attention.arguments import hiding
+from ferryman.ops.attention.arguments import hiding, like_gradients, stored_by_rows
 from ferryman.ops.attention.dropout_kernels import kept_factor
 from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks, sinks_share, with_sinks
 from ferryman.ops.attention.window_kernels import last_keys
@@ -542,7 +542,7 @@ def _nothing(q: Tensor) -> Tensor:
 
 
 def _none(*like: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in like)
+    return _gradients([torch.zeros_like(x) for x in like], *like)
 
 
 def _rest(
@@ -556,7 +556,7 @@ def _rest(
 def _per_key_head(x: Tensor, like: Tensor) -> Tensor:
     """The sum over the query heads of each key head. x: (B, H, Sk, D)."""
     group = like.shape[1]
-    return x.unflatten(1, (group, x.shape[1] // group)).sum(2).to(like.dtype).contiguous()
+    return x.unflatten(1, (group, x.shape[1] // group)).sum(2).to(like.dtype)
 
 
 def _one_width(
@@ -571,9 +571,24 @@ def _layouts(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, wid
     return [_vectorised(_model_layout(x)) for x in _one_width(grad_out, q, k, v, out, width)]
 
 
-def _gradients(grads: Sequence[Tensor], v: Tensor) -> tuple[Tensor, ...]:
-    """Those of q, k and v, contiguous, the last as wide as the values."""
-    return grads[0].contiguous(), grads[1].contiguous(), _cut(grads[2], v.shape[3]).contiguous()
+def _as_cudnn_reads(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, width: int | None
+) -> tuple[Tensor, ...]:
+    """All five as PyTorch's own backward brings them to cuDNN. It keeps one plan for a shape and the strides of q, k
+    and v, and takes the output and its gradient for dense in q's order: another order gives wrong gradients, here or in
+    a caller's own call. Rows of q, k and v may lie anywhere, and their gradients then lie as they do."""
+    grad_out, q, k, v, out = _one_width(grad_out, q, k, v, out, width)
+    q, k, v = (_vectorised(x) if x.stride(3) == 1 and min(x.stride()) > 0 else x.contiguous() for x in (q, k, v))
+    order = sorted(range(4), key=q.stride, reverse=True)
+    back = [order.index(dim) for dim in range(4)]
+    grad_out, out = (x.permute(order).contiguous().permute(back) for x in (grad_out, out))
+    return tuple(x if x.data_ptr() % 16 == 0 else x.clone() for x in (grad_out, q, k, v, out))
+
+
+def _gradients(grads: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Those of q, k and v in the op's layout, the last as wide as the values."""
+    ordered = stored_by_rows(q, k, v)
+    return tuple(like_gradients(_cut(grad, x.shape[3]), ordered) for grad, x in zip(grads, (q, k, v), strict=True))
 
 
 def attention_backward_cudnn(
@@ -604,7 +619,7 @@ def attention_backward_cudnn(
     # without a diagonal, of keys such as 160 wide, cuDNN takes 1.8 times as long for narrower values
     narrow = causal or q.shape[3] <= 128 or q.shape[3] % 64 == 0
     grads = aten._scaled_dot_product_cudnn_attention_backward(
-        *_layouts(grad_out, q, k, v, out, _words_of(v.shape[3]) if narrow else None),
+        *_as_cudnn_reads(grad_out, q, k, v, out, _words_of(v.shape[3]) if narrow else None),
         sums.unsqueeze(-1),
         _nothing(q),
         _nothing(q),
@@ -617,7 +632,7 @@ def attention_backward_cudnn(
         causal,
         scale=_scale(q, scale),
     )
-    return *_gradients(grads, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
+    return *_gradients(grads, q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
 
 
 def attention_backward_flash(
@@ -649,7 +664,7 @@ def attention_backward_flash(
         grads = aten._scaled_dot_product_flash_attention_backward(
             *layout, lse, None, None, q.shape[2], k.shape[2], 0.0, diagonal, _nothing(q), _nothing(q), scale=factor
         )
-        return *_gradients(grads, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
+        return *_gradients(grads, q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
     left, right = _window_sides(window, causal)
     grads = aten._flash_attention_backward(
         *map(_rows_first, _one_width(grad_out, q, k, v, out)),
@@ -666,7 +681,7 @@ def attention_backward_flash(
         window_size_left=left,
         window_size_right=right,
     )
-    return *_gradients([g.transpose(1, 2) for g in grads], v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
+    return *_gradients([g.transpose(1, 2) for g in grads], q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
 
 
 def attention_backward_efficient(
@@ -717,9 +732,7 @@ def attention_backward_efficient(
     )
     grad_q, grad_k, grad_v = (g.transpose(1, 2) for g in grads[:3])
     return (
-        grad_q.contiguous(),
-        _per_key_head(grad_k, k),
-        _per_key_head(grad_v, v),
+        *_gradients((grad_q, _per_key_head(grad_k, k), _per_key_head(grad_v, v)), q, k, v),
         *_rest(grad_out, grad_lse, q, out, lse, sinks),
     )
 
@@ -764,10 +777,13 @@ def attention_backward_composed(
     if capped is not None:
         ds = ds * (1 - capped.square())
 
-    return (
-        (torch.matmul(ds, keys.float()) * factor).to(q.dtype).contiguous(),
+    grads = (
+        (torch.matmul(ds, keys.float()) * factor).to(q.dtype),
         _per_key_head(torch.matmul(ds.mT, q.float()) * factor, k),
         _per_key_head(torch.matmul((p if kept is None else p * kept).mT, g), v),
+    )
+    return (
+        *_gradients(grads, q, k, v),
         q.new_empty(0) if sinks is None else gradient_of_sinks(delta, lse, sinks),
         grad_mask,
     )

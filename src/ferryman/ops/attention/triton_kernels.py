@@ -17,6 +17,7 @@ import triton
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, interpreting, launch, recorded
+from ferryman.ops.attention.arguments import stored_by_rows
 from ferryman.ops.attention.backward_kernels import attention_backward_dkv, attention_backward_dq
 from ferryman.ops.attention.dropout_kernels import drop_below
 from ferryman.ops.attention.forward_kernels import attention_forward, attention_merge
@@ -438,10 +439,22 @@ def rest(
 
 
 def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Contiguous tensors for the gradients, to be written; zeros where no query meets a key."""
+    """Tensors for the gradients in the op's layout, to be written; zeros where no query meets a key."""
     make = torch.zeros if q.numel() == 0 or k.numel() == 0 else torch.empty
-    grad_q, grad_k, grad_v = (make(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    return grad_q, grad_k, grad_v
+    ordered = stored_by_rows(q, k, v)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        batch, heads, rows, dim = x.shape
+        shape = (batch, rows, heads, dim) if ordered else x.shape
+        grad = make(shape, dtype=x.dtype, device=x.device)
+        return grad.transpose(1, 2) if ordered else grad
+
+    return gradient(q), gradient(k), gradient(v)
+
+
+def row_steps(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int]:
+    """How far apart, in rows, two rows of a head lie in the `gradients` of q, and of k and v."""
+    return (q.shape[1], k.shape[1]) if stored_by_rows(q, k, v) else (1, 1)
 
 
 def attention_backward(
@@ -469,6 +482,7 @@ def attention_backward(
     kv_heads, keys = k.shape[1], k.shape[2]
     device = q.device
     grad_q, grad_k, grad_v = gradients(q, k, v)
+    apart_q, apart_k = row_steps(q, k, v)
     if q.numel() == 0 or k.numel() == 0:
         return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
     q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
@@ -522,6 +536,7 @@ def attention_backward(
         seen,
         size,
         batch * heads,
+        apart_q,
         score_scale,
         score_cap,
         scale,
@@ -560,6 +575,7 @@ def attention_backward(
         seen,
         size,
         batch * heads,
+        apart_k,
         score_scale,
         score_cap,
         scale,
