@@ -266,6 +266,9 @@ def test_float16_that_is_nearly_subnormal_is_judged_by_what_it_can_hold() -> Non
     gate, up = torch.full((64, 128), 4.0).half(), (torch.randn(64, 128) * 3e-6).half()
     exact = torch.nn.functional.silu(gate.double()) * up.double()
     assert peers.wrong(SILU, (gate, up), exact.half()) is None
+    blind, seeing = torch.tensor([-torch.inf, torch.nan, 1.0]), torch.tensor([0.0, torch.nan, 1.0])
+    assert peers.apart(["lse"], [blind], [blind.clone()]) is None
+    assert peers.apart(["lse"], [seeing], [blind]) is not None and peers.apart(["lse"], [blind], [seeing]) is not None
     assert peers.wrong(SILU, (gate, up), exact.half() * 1.1) is not None
 
 

@@ -29,7 +29,14 @@ OP = registry.primitive("attention")
         # a token at head sizes that 16 does not divide
         ("B2 H256/16 Q1 K2935 D72 causal window1024", "torch.cudnn_decode", "menu"),
         ("B3 H8/8 Q1 K16287 D40 causal", "torch.cudnn_decode", "menu"),
-        ("B2 H4/4 Q1 K305 D40 causal", "triton.decode", "profile"),
+        ("B2 H4/4 Q1 K305 D40 causal", "torch.cudnn_decode", "menu"),
+        # a token that sees every key
+        ("B4 H32/8 Q1 K12941 D112 causal bias", "torch.cudnn_decode", "menu"),
+        ("B1 H16/1 Q1 K6557 D128 causal bias", "triton.decode", "profile"),
+        ("B12 H32/8 Q1 K323 D64 causal window1024", "torch.cudnn_decode", "menu"),
+        ("B1 H128/8 Q1 K13234 D96 causal window512", "triton.decode", "profile"),
+        ("B1 H128/16 Q1 K4182 D256 causal", "triton.decode", "profile"),
+        ("B7 H16/2 Q1 K15376 D112 causal sinks", "triton.decode", "profile"),
         ("B8 H56/8 Q1 K1418 D96 causal window64", "triton.decode", "profile"),
         # little work with a mask
         ("B12 H2/1 Q81 K81 D80 padding", "triton.tiled", "menu"),
@@ -41,7 +48,7 @@ OP = registry.primitive("attention")
         ("B2 H16/16 Q297 K297 D128 causal sinks", "triton.tiled", "menu"),
         ("B1 H1/1 Q103 K103 D96 causal", "triton.tiled", "menu"),
         ("B23 H112/16 Q1 K534 D128 causal", "torch.cudnn_decode", "menu"),
-        ("B14 H16/2 Q1 K2829 D112 causal", "triton.decode", "profile"),
+        ("B14 H16/2 Q1 K2829 D112 causal", "torch.cudnn_decode", "menu"),
         ("B5 H7/1 Q301 K301 D256 padding", "torch.cudnn", "profile"),
         ("B5 H16/2 Q997 K2080 D128 bias", "triton.hopper", "profile"),
         # sinks and float masks where Hopper's kernel has them
@@ -79,6 +86,7 @@ def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch:
         ("B25 H8/2 Q3 K2157 D72 causal bias", "torch.cudnn_masked", "profile"),
         ("B2 H56/8 Q564 K564 D64 mask", "torch.cudnn_masked", "menu"),
         ("B2 H8/8 Q75 K75 D64 causal", "triton.tiled", "menu"),
+        ("B6 H2/1 Q201 K201 D64 causal", "triton.hopper", "profile"),
         ("B4 H2/2 Q145 K145 D128 causal window4096", "triton.tiled", "menu"),
         ("B4 H16/16 Q99 K201 D160", "torch.cudnn", "profile"),
         ("B2 H2/2 Q20 K20 D72 causal", "triton.tiled", "menu"),

@@ -12,6 +12,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.ops.attention.arguments import stored_by_rows
+from tests.bounded import off
 
 ON_GPU = [
     pytest.param(line, marks=pytest.mark.gpu)
@@ -33,7 +34,7 @@ def _fused(batch: int, heads: int, rows: int, dim: int) -> Tensor:
 def test_gradients_come_as_all_three_lie(make: Callable[..., Tensor], by_rows: bool, line: str) -> None:
     on_gpu = line not in ("torch.composed", "definition")
     width, dtype = (64, torch.bfloat16) if on_gpu else (16, torch.float32)
-    for batch, heads, kv_heads, rows in ((2, 4, 2, 9), (1, 4, 2, 9), (2, 1, 1, 9), (2, 4, 2, 1), (1, 1, 1, 1)):
+    for batch, heads, kv_heads, rows in ((2, 4, 2, 20), (1, 4, 2, 20), (2, 1, 1, 20), (2, 4, 2, 1), (1, 1, 1, 1)):
         drawn = [make(batch, n, rows, width).to(dtype) for n in (heads, kv_heads, kv_heads)]
         q, k, v = (x.cuda() if on_gpu else x for x in drawn)
         try:
@@ -54,15 +55,10 @@ def test_unlike_layouts_give_contiguous_gradients() -> None:
 
 def _gradients(line: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Of one line, judged by the definition."""
+    op = registry.primitive("attention_backward")
     out, lse = ops.attention(q, k, v, causal=True, return_lse=True)
     args = (torch.randn_like(out), None, q, k, v, out, lse, True, None, None, 0.0, None)
-    body = registry.primitive("attention_backward").body
-    if line == "definition":
-        return body(*args)[:3]
     with ferryman.use(attention_backward=line):
-        grads = torch.ops.ferryman.attention_backward(*args)[:3]
-    exact = body(*(x.double() if isinstance(x, Tensor) else x for x in args))
-    for grad, wanted in zip(grads, exact, strict=False):
-        near = 2.0**-6 if grad.dtype == torch.bfloat16 else 2.0**-20  # of the norm: roundings of P, dS and the output
-        assert float((grad.double() - wanted).norm()) <= near * float(wanted.norm()) + 1e-6
-    return grads
+        grads = torch.ops.ferryman.attention_backward(*args)
+    assert off(op, args, grads, q.dtype, registry.implementation(op.name, line)) <= 1
+    return grads[:3]

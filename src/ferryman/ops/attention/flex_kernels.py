@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental import _config as _shape_config
+from torch.fx.experimental import _config as shapes
 
 from ferryman.backends.base import Target
 from ferryman.errors import CompileError
@@ -165,9 +165,15 @@ def _attend(variant: Variant, with_lse: bool = True) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------------------------ compiling
 
 
-# All variants share one code, of which Dynamo makes eight kinds and then no more. A size is not another one because
-# both are equal in the call that is compiled: where the graph reads the one alone, no guard would say so.
+# All variants share one code, of which Dynamo makes eight kinds and then no more.
 _RECOMPILATIONS = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
+
+
+def _alone() -> Any:
+    """Under it, a size is not another one because both are equal in the call that is compiled: where a graph reads the
+    one alone, no guard would say so."""
+    config: Any = shapes
+    return config.patch(use_duck_shape=False)
 
 
 class _Captured:
@@ -176,7 +182,7 @@ class _Captured:
     def __init__(self, run: Callable[..., Any], given: Sequence[Tensor | None], dynamic: bool) -> None:
         self.names = list(inspect.signature(run).parameters)
         compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=self._compile)
-        with torch.no_grad(), torch._dynamo.config.patch(_RECOMPILATIONS), _shape_config.patch(use_duck_shape=False):
+        with torch.no_grad(), torch._dynamo.config.patch(_RECOMPILATIONS), _alone():
             compiled(*given)
         # what Inductor supposed of sizes while it compiled is among the guards
         self.guards = self.shapes.produce_guards_expression(self.examples, ignore_static=False) or "True"

@@ -25,7 +25,6 @@ from ferryman.ops.clauses import (
     dtypes,
     either,
     not_multiple_of,
-    one_of,
     threshold,
     unless,
 )
@@ -34,6 +33,10 @@ from ferryman.ops.clauses import (
 def _elements(view: View) -> int:
     k = view.args["k"]
     return int(k.shape[0] * k.shape[1] * k.shape[2] * k.shape[3])
+
+
+def _width(view: View) -> int:
+    return int(view.args["q"].shape[3])
 
 
 def _queries(view: View) -> int:
@@ -45,7 +48,7 @@ def _queries(view: View) -> int:
 _HIDING = (
     dtypes("mask", torch.bool),
     threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements),
-    threshold("attention.masked.width", "head size", ("q.shape",), lambda v: v.args["q"].shape[3], most=True),
+    threshold("attention.masked.width", "head size", ("q.shape",), _width, most=True),
 )
 _FEW_ON_A_CACHE = (
     *_HIDING,
@@ -76,20 +79,37 @@ _FEW_TILES = (
     threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
 )
 _WINDOWED = unless(_NO_WINDOW)
-# Triton reads rows of odd head sizes in words. A short cache of wide heads cuDNN divides among fewer units.
+_BIASED = Clause(
+    "a float mask",
+    ("mask.dtype",),
+    lambda view: None if view.args["mask"] is None else view.args["mask"].dtype,
+    lambda dtype: dtype not in (None, torch.bool),
+)
+# Triton reads rows of odd head sizes in words, and wide heads and what a window leaves no slower than cuDNN. A float
+# mask is brought to cuDNN's form before, which a long cache makes up for.
 _READ_BY_CUDNN = (
-    absent("mask"),
     *_ALL_KEYS,
     absent("sinks"),
     either(
-        not_multiple_of("q.shape[-1]", 16),
+        both(
+            absent("mask"),
+            not_multiple_of("q.shape[-1]", 16),
+            threshold(
+                "attention.cudnn_decode.elements", "elements of k in the window", ("k.shape", "window"), _seen_elements
+            ),
+        ),
         both(
             _NO_WINDOW,
-            one_of("q.shape[-1]", 112, 128),
-            threshold("attention.cudnn_decode.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2], most=True),
+            threshold("attention.cudnn_decode.width", "head size", ("q.shape",), _width, most=True),
+            either(
+                absent("mask"),
+                both(
+                    _BIASED,
+                    threshold("attention.cudnn_decode.biased", "elements of k", ("k.shape",), _elements),
+                ),
+            ),
         ),
     ),
-    threshold("attention.cudnn_decode.elements", "elements of k in the window", ("k.shape", "window"), _seen_elements),
 )
 # PyTorch's fused kernels are given a key range and chunks as a mask, which is made first and hides no tile from them.
 _RANGED = either(
@@ -98,12 +118,6 @@ _RANGED = either(
 _SINKS = Clause("sinks", ("sinks",), lambda view: view.args["sinks"] is not None, bool)
 _CAPPED = Clause("a soft cap", ("softcap",), lambda view: view.args["softcap"], lambda cap: cap > 0)
 _PRODUCTS = ("products (B H Sq Sk D)", ("q.shape", "k.shape"), _products)
-_BIASED = Clause(
-    "a float mask",
-    ("mask.dtype",),
-    lambda view: None if view.args["mask"] is None else view.args["mask"].dtype,
-    lambda dtype: dtype not in (None, torch.bool),
-)
 
 
 def _reach(view: View) -> float:
@@ -130,7 +144,7 @@ def _at_most(kind: str) -> Clause:
 # Hopper's kernel has sinks and float masks, too, and leaves little work alone to smaller tiles.
 _LESS_THAN_HOPPERS = either(unless(both(*_OF_HOPPER, _ROWS_OF_BIAS)), _at_most("hopper"))
 _NARROW = threshold(
-    "attention.flex.narrow", "head size", ("q.shape",), lambda view: view.args["q"].shape[3], most=True
+    "attention.flex.narrow", "head size", ("q.shape",), _width, most=True
 )  # whose tiles FlexAttention does not outrun
 # A fused kernel of PyTorch's has a mask brought to its own form before, and rows that see nothing cleared after; sinks
 # are added to its result. FlexAttention makes a list of blocks at each call.

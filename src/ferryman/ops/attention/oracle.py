@@ -111,6 +111,11 @@ def backward(
     ds = rounded(ds, "ds") * (head_dim**-0.5 if scale is None else scale)
     grad_q = ds @ wide(grouped(k, heads))
     grad_k = per_key_head(ds.transpose(-1, -2) @ wide(q))
-    ordered = stored_by_rows(q, k, v)
-    grads = (like_gradients(g.to(x.dtype), ordered) for g, x in ((grad_q, q), (grad_k, k), (grad_v, v)))
-    return *grads, grad_sinks, grad_mask
+    by_rows = stored_by_rows(q, k, v)
+    return (
+        like_gradients(grad_q.to(q.dtype), by_rows),
+        like_gradients(grad_k.to(k.dtype), by_rows),
+        like_gradients(grad_v.to(v.dtype), by_rows),
+        grad_sinks,
+        grad_mask,
+    )

@@ -170,7 +170,10 @@ def apart(names: Sequence[str], given: Sequence[Any], exact: Sequence[Tensor], u
             return f"{name} is {shape}; the op gives {tuple(want.shape)}"
         if want.numel() == 0:  # a gradient of no bias
             continue
-        off, size = got.double().reshape(want.shape) - want.double(), want.double().square().mean().sqrt()
+        near, right = got.double().reshape(want.shape), want.double()
+        same = (near == right) | (near.isnan() & right.isnan())  # what is not finite in both has no distance
+        off = torch.where(same, 0.0, near - right)
+        size = torch.where(right.isfinite(), right, 0.0).square().mean().sqrt()
         distance = float(off.square().mean().sqrt() / size) if float(size) > 0 else float(off.abs().max())
         info = torch.finfo(got.dtype) if got.is_floating_point() else None
         least = info.tiny * info.eps / float(size) if info and float(size) > 0 else 0.0  # float16's gradients come near
