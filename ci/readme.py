@@ -28,13 +28,19 @@ from dispatch_regret import report as regret  # noqa: E402
 
 SHOWN = ("rms_norm", "add_rms_norm", "attention")  # as examples; the linked page has all
 CHECK = "h200/check"
-DRAWS = {"h100/regret-fourth": "all ops", "h100/regret-attention-fifth": "attention alone"}
+DRAWS = {
+    "h100/regret-fourth": "all ops, H100",
+    "h100/regret-attention-fifth": "attention alone, H100",
+    "h200/regret-attention-second": "attention alone, H200 without a lockfile",
+}
 MODELS = (
     ("h100/whole_models", "compiled"),
     ("h100/whole_models-compiled", "compiled"),
     ("h100/whole_models-eager-second", "eager"),
     ("h100/whole_models-graphed", "eager"),
     ("h100/whole_models-rest", "eager"),
+    ("h200/whole_models-qwen3_8b", "eager"),
+    ("h200/whole_models-qwen3_8b", "compiled"),
 )
 _NOTE = "<!-- {name}: ci/readme.py writes this from benchmarks/results; `make docs` -->\n"
 _END = "<!-- end of {name} -->\n"
