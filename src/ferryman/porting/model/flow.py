@@ -278,7 +278,7 @@ class Scan:
     def acts(self, tree: ast.AST, but: ast.expr, any_child: bool = False) -> bool:
         """Whether a statement calls what may write over a value, or any child, before it gets to a part of it."""
         self.occurring = []  # what was read before stays as it is
-        later = {id(n) for n in ast.walk(tree) if any(m is but for m in ast.walk(n))}
+        later = _around(tree, but)
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and id(n) not in later]
         return any(self._function(c.func) is None and (any_child or not self._harmless(c.func)) for c in calls)
 
@@ -388,3 +388,11 @@ class Scan:
             module = source.resolve(e.args[0], self.function)
             return asks and isinstance(module, types.ModuleType) and self._of_self(e.args[1], False)
         return False
+
+
+def _around(tree: ast.AST, part: ast.AST) -> set[int]:
+    """A part of a tree and what it stands in, by id."""
+    if tree is part:
+        return {id(tree)}
+    inside = set[int]().union(*(_around(child, part) for child in ast.iter_child_nodes(tree)))
+    return inside | {id(tree)} if inside else inside

@@ -113,10 +113,13 @@ class Proving:
             module = self._module(tree, own, order)
             if module is None:
                 return None
+            wanted = helpers.able(count, labels, names_reached(type(module)))
+            if not wanted:
+                return None
             trace = Trace()
             followed = follow_module(module, trace)
             call = functools.partial(recognise.original, followed, dict(module.__dict__), (), False)
-            forms = helpers.forms_of_call(call, trace, count)
+            forms = helpers.forms_of_call(call, trace, wanted)
             if forms:
                 names = [""] * count
                 for j, i in enumerate(order):
