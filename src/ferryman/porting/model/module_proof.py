@@ -74,7 +74,7 @@ def prove(
         ]
     proof = Proof(False)
     for training in state["ferryman_modes"]:
-        key = training, candidate.kind, candidate.width, candidate.gradient, tuple(state["ferryman_dims"])
+        key = training, candidate.kind, candidate.width, candidate.gradient, tuple(state.get("ferryman_dims", ()))
         proof = prove_calls(
             functools.partial(original, kind, state, names, training),
             _meaning(state, names, candidate),
