@@ -18,7 +18,7 @@ from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
-from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks
+from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, with_numbers
 from ferryman.porting.model.trees import blocks, copied, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
@@ -159,6 +159,10 @@ class Search(Proving):
                 chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
         if self.moving:
             chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
+        for cut in [*chosen]:
+            numbered = with_numbers(root, cut, lambda n: n in here or n in statement.names)
+            if numbered is not None and numbered not in chosen:
+                chosen, sized[numbered] = [*chosen, numbered], root.inside(numbered)
         chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))
         # numbers last: a proof has none of them
         return [tuple(sorted(c, key=lambda n: (n.counts(), order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]

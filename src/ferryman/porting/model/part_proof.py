@@ -70,37 +70,39 @@ class Proving:
         return self.tried[key]
 
     def _of_sizes(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
-        """A part with a number that other tensors' sizes say: it is proven with the last size of a first factor of a
-        product in its place, and asks whether it is that."""
+        """A part with a number that other tensors' sizes say: it is proven with the last size of one of its values in
+        the number's place, and asks whether it is that."""
         values = tuple(n for n in leaves if not n.counts())
-        places = of_products(root, leaves)
         number = number_of(root, leaves)
-        if places is None or number is None or self.trials >= _MOST_TRIALS:
-            return None
-        plain, own = self._function(root, leaves, False)
+        twice = products(root.inside(frozenset(leaves))) == 2
+        places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
+        plain, _ = self._function(root, leaves, False)
         key = ast.unparse(plain)
-        if key in self.tried:
-            return self.tried[key]
-        self.trials += 1
+        if key in self.tried or number is None or places is None:
+            return self.tried.get(key)
         self.tried[key] = None
-        size = f"ferryman_a{places[0]}.shape[-1]"
-        tree, own = self._function(root, leaves, True, {number: ast.parse(size, mode="eval").body})
         self.asked |= {ast.unparse(n.tree) for n in number.inside(frozenset(leaves)) if n.kind == "self"}
-        self.asked |= {ast.unparse(node.tree) for node in own.values()}
-        try:
-            part = self._proven(root, values, tree, plain, own, frozenset(leaves) | {number})
-        except Exception:  # noqa: BLE001 - foreign code ran, on what it may not take
-            part = None
-        if part is not None:
-            names = [*part.names, *(f"ferryman_n{i}" for i in range(len(leaves) - len(values)))]
-            asked = f"{self._of_leaves(number, leaves, names)} == {part.names[places[0]]}.shape[-1]"
-            forms = tuple(((asked, *tests), expression) for tests, expression in part.forms)
-            numbers = len(leaves) - len(values)
-            part = replace(part, values=len(leaves), names=tuple(names), forms=forms, numbers=numbers)
-        self.tried[key] = part
-        return part
+        for place in places[: 1 if twice else None]:
+            if self.trials >= _MOST_TRIALS:
+                return None
+            self.trials += 1
+            size = ast.parse(f"ferryman_a{place}.shape[-1]", mode="eval").body
+            tree, own = self._function(root, leaves, True, {number: size})
+            self.asked |= {ast.unparse(node.tree) for node in own.values()}
+            try:
+                part = self._proven(root, values, tree, plain, own, frozenset(leaves) | {number})
+            except Exception:  # noqa: BLE001 - foreign code ran, on what it may not take
+                part = None
+            if part is not None:
+                numbers = len(leaves) - len(values)
+                names = (*part.names, *(f"ferryman_n{i}" for i in range(numbers)))
+                asked = f"{self._of_leaves(number, leaves, names)} == {part.names[place]}.shape[-1]"
+                forms = tuple(((asked, *tests), expression) for tests, expression in part.forms)
+                self.tried[key] = replace(part, values=len(leaves), names=names, forms=forms, numbers=numbers)
+                break
+        return self.tried[key]
 
-    def _of_leaves(self, node: Node, leaves: tuple[Node, ...], names: list[str]) -> str:
+    def _of_leaves(self, node: Node, leaves: tuple[Node, ...], names: tuple[str, ...]) -> str:
         """An expression over the names of leaves and ``self``."""
         if node in leaves:
             return names[leaves.index(node)]

@@ -105,3 +105,24 @@ def closest(root: Node, known: Callable[[Node], bool]) -> frozenset[Node] | None
     inside = root.inside(frozenset(cut))
     whole = products(inside) == 2 and all(n.kind != "leaf" for n in inside)
     return frozenset(cut) if whole else None
+
+
+def with_numbers(root: Node, cut: frozenset[Node], known: Callable[[Node], bool]) -> frozenset[Node] | None:
+    """A cut with numbers in the place of values of which the part reads sizes alone; None where there are none."""
+    inside = root.inside(cut)
+    of_sizes = {
+        v for v in cut if v.kind != "constant" and all(n.counts() for n in inside if v in n.children) and v is not root
+    }
+    of_sizes = {v for v in of_sizes if not v.counts()}
+    rest = cut - of_sizes
+    numbers = {n for n in inside if n.counts() and known(n) and of_sizes & set(_below(n, cut))}
+    outer = numbers - {m for n in numbers for m in n.inside(cut) if m is not n}
+    for chosen in (outer, numbers) if of_sizes and rest else ():
+        if not of_sizes & set(root.inside(rest | chosen)):
+            return rest | chosen
+    return None
+
+
+def _below(node: Node, cut: frozenset[Node]) -> set[Node]:
+    """Values of a cut that a node is computed of."""
+    return {child for n in node.inside(cut) for child in n.children if child in cut}
