@@ -159,7 +159,7 @@ class Search(Proving):
                 chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
         if self.moving:
             chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
-        for cut in [*chosen]:
+        for cut in [c for c in chosen if len(c) > 2 and {n.label for n in sized[c]} & OF_SEVERAL]:
             numbered = with_numbers(root, cut, lambda n: n in here or n in statement.names)
             if numbered is not None and numbered not in chosen:
                 chosen, sized[numbered] = [*chosen, numbered], root.inside(numbered)

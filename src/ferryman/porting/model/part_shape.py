@@ -39,14 +39,16 @@ def of_several(root: Node, leaves: tuple[Node, ...]) -> bool:
 
 
 def number_of(root: Node, leaves: tuple[Node, ...]) -> Node | None:
-    """The largest number that is computed of those among leaves; None where there are several."""
+    """The largest number that is computed of those among leaves, or the only one of these; else None."""
     inside = root.inside(frozenset(leaves))
     mine = {n for n in leaves if n.counts()}
     values = frozenset(leaves) - mine
     known = {n for n in inside if n.counts() and mine & set(n.inside(values))} | mine
     outer = known - {child for n in known for child in n.children}
     within = {child for n in inside if n not in known for child in n.children if child in known}
-    return next(iter(outer)) if len(outer) == 1 and within == outer else None
+    if len(outer) == 1 and within == outer:
+        return next(iter(outer))
+    return next(iter(mine)) if len(mine) == 1 else None
 
 
 def of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None:
