@@ -76,6 +76,9 @@ class Search(Proving):
     def _one(self, body: list[ast.stmt]) -> bool:
         """Put one part in a block's place; whether there is one."""
         self.statements = list(self.scan.block(body))
+        self.scan.acting = {}
+        stored = functools.cache(lambda index: frozenset(_stored(body[index])))
+        self.stored = stored
         self.reads = functools.cache(functools.partial(self._reads, body))
         kind = type(self.module)
         # of one input it may be nearly a norm: what a part is of several, no leaf is
@@ -171,7 +174,7 @@ class Search(Proving):
         computed = [n for n in inside if n.kind == "op"]
         if len(computed) > _MOST_OPS or not {n.label for n in computed} - _PLAIN:
             return False
-        if any(n.label == "double" or "float64" in ast.unparse(n.tree) for n in inside):
+        if any(n.wide for n in inside):
             return False  # float64 is asked for, and no op has it
         return (
             stacks(inside) == 2
@@ -236,7 +239,7 @@ class Search(Proving):
                 first, name = next(((s.index, s.binds[leaf]) for s in before if leaf in s.binds), (-1, ""))
                 if first < 0 and isinstance(leaf.tree, ast.Name) and leaf.kind == "leaf":
                     name = leaf.tree.id
-                stores = [i for i in range(first + 1, statement.index) if name in _stored(body[i])]
+                stores = [i for i in range(first + 1, statement.index) if name in self.stored(i)]
                 going = {s.index for s in before if set(s.binds) & inside}
                 moved = self._moved(body, statement, e, leaf, going) if self.moving and not name else None
                 if moved is None and (not name or set(stores) - going):
@@ -262,9 +265,9 @@ class Search(Proving):
         if any(self.scan.acts(s, but, calls) for s, but in [(body[at], e), *between, (body[statement.index], root)]):
             return None
         names = set(_read(e)) & self.scan.locals
-        if any(names & {*_stored(body[i])} for i in range(at, statement.index)):
+        if any(names & self.stored(i) for i in range(at, statement.index)):
             return None
-        lost = {n for i in range(at) if i in going for n in _stored(body[i])}
+        lost = {n for i in range(at) if i in going for n in self.stored(i)}
         return None if names & lost else copied(e)
 
     def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:

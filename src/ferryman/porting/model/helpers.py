@@ -18,7 +18,7 @@ import torch
 from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions, Helper, compiled
-from ferryman.porting.model import casting, serving
+from ferryman.porting.model import casting, serving, source
 from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.distance import flat
 from ferryman.porting.model.exact import Widened
@@ -63,7 +63,8 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
     defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
     required = [n for n in names if n not in defaults]
     trace = Trace()
-    wanted = [h for h in proposals("helpers") if h.parameters == len(required)]
+    called = {name for part in source.codes_of(function) for name in part.co_names}
+    wanted = [h for h in proposals("helpers") if h.parameters == len(required) and not h.never & called]
     if not wanted or tuple(required) != names[: len(required)]:
         return
     try:
