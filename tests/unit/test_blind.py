@@ -81,10 +81,6 @@ LEFT = {
     **dict.fromkeys(("Router", "TopFirst"), "a router without weights: its softmax is served"),
     "Delta": "a loop over time in a module",
     **dict.fromkeys(("BloomScores", "TimeFirst"), "a batch of heads whose sizes are of another tensor"),
-    **dict.fromkeys(
-        ("AttnBlock", "NearOnly", "Latents"), "a scale of another tensor's sizes, which is no value of a part"
-    ),
-    "OneKeyHead": "keys without an axis of heads beside queries that have one",
     **dict.fromkeys(("EveryTwo", "FirstDims", "FastCache"), "a part of a head is turned, or by a table of pairs"),
     "CachedAngles": "angles that the module computes at every call",
     **dict.fromkeys(("Mixes", "Stepped"), "a convolution by shifts along rows, whose weights are computed"),
@@ -94,7 +90,7 @@ LEFT = {
     ),
     "HeadLoss": "a product and its loss, which are served apart",
     "MaskedNll": "a mean over what a mask keeps, by hand",
-    **dict.fromkeys(("NllOfRows", "MinusLse"), "numbers of rows that the op refuses"),
+    "MinusLse": "numbers of rows that the op refuses",
     "Scan": "a loop over time in a module",
 }
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}

@@ -158,7 +158,8 @@ class Helper:
     arguments of a seed. guard: an expression over them that must hold; else the original is called. strict: one more,
     which is left out where the proof also holds for first arguments of a storage dtype beside float32 ones. joined: the
     last argument is a complex one; the draw, and ``proof``, the expression to prove, have its parts. A draw that takes
-    a ``width`` gives arguments of that, for functions whose code names it.
+    a ``width`` gives arguments of that, for functions whose code names it. never: names of PyTorch's functions of
+    which none has one in it.
     """
 
     op: str
@@ -169,6 +170,7 @@ class Helper:
     strict: str = "True"
     joined: bool = False
     proof: str = ""
+    never: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,10 @@ ONE_BATCH = Layout(1, -1, "{}.unsqueeze(1)", "{}.squeeze(1)")
 LAYOUTS = (HEADS_FIRST, ROWS_FIRST, ONE_BATCH)
 
 
+# of queries, and of keys and values: those without an axis of heads are one head of all queries
+ORDERS = (*((layout, layout) for layout in LAYOUTS), (HEADS_FIRST, ONE_BATCH), (ROWS_FIRST, ONE_BATCH))
+
+
 @dataclass(frozen=True)
 class Reading:
     """Which input is which, and how: ``places`` of q, k, v and a mask, and the layouts of the first three, of which
@@ -91,6 +95,11 @@ class Reading:
     square: bool = True
     heads: int = 0
     mean: bool = False
+
+    @property
+    def single(self) -> bool:
+        """Whether keys and values are one head, without an axis of heads, beside queries that have one."""
+        return self.inner.heads >= 0 > self.own[1].heads
 
     def draw(self, seed: int) -> tuple[Tensor, ...]:
         batch, heads, queries, keys, width, size = SIZES[seed]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ferryman.ops.attention.orders import (
     HEADS_FIRST,
-    LAYOUTS,
     MASKS,
     ONE_BATCH,
+    ORDERS,
     ROWS_FIRST,
     SIZED,
     Layout,
@@ -62,25 +62,34 @@ def readings_of(block: Block) -> Iterator[Reading]:
 def _of_turns(
     block: Block, masks: Sequence[str], orders: Sequence[tuple[int, ...]], turns: Sequence[bool]
 ) -> Iterator[Reading]:
-    for inner in LAYOUTS:
-        layouts = [inner.turned() if turn else inner for turn in turns]
+    some = False
+    for inner, of_keys in ORDERS:
+        if some and inner is not of_keys:
+            return
+        bases = (inner, of_keys, of_keys)
+        layouts = [layout.turned() if turn else layout for layout, turn in zip(bases, turns, strict=True)]
         own = tuple(layout for layout in layouts if layout is not None)
         fitting = [places for places in orders if len(own) == 3 and _fits(block, inner, own, places)]
         for mask, places in itertools.product(masks, fitting):
-            for heads in _heads(block, inner):
+            for heads in _heads(block, inner, own):
                 probed = functools.partial(_probed, block, inner, own, mask, places, heads=heads)
                 few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
                 groups = [g for g in few if probed(g)] or [g for g in more if probed(g)][:1]
                 if groups:
                     outer, scale, softcap, causal = probed(groups[0]) or (inner, None, 0.0, False)
                     group = 0 if len(groups) > 1 else groups[0]
-                    one = group == 1 and inner.heads >= 0 and probed(2, heads=1) is not None
+                    one = group == 1 and inner is of_keys is not ONE_BATCH and probed(2, heads=1) is not None
                     mean = mask in _TOLD and _blind(block, inner, own, mask, places, groups[0], heads)
-                    yield Reading(places, inner, own, outer, group, mask, causal, scale, softcap, one, mean=mean)
+                    only = 1 if inner is not of_keys else 0
+                    given = (places, inner, own, outer, group, mask, causal, scale, softcap, one)
+                    yield Reading(*given, heads=only, mean=mean)
+                    some = True
                     break
 
 
-def _heads(block: Block, inner: Layout) -> tuple[int, ...]:
+def _heads(block: Block, inner: Layout, own: tuple[Layout, ...]) -> tuple[int, ...]:
+    if inner.heads >= 0 > own[1].heads:
+        return (1,)
     return (2, *(n for n in numbers_of(block) if n != 2 and inner.heads >= 0))
 
 
@@ -90,7 +99,7 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
     kinds = ("keep", "bias", SIZED) if len(places) > 3 else ("",)
     assert block.shape is not None
     turned = any(layout.size != -1 for layout in own)
-    groups, numbers = (few, (2,)) if turned else ((*few, *more), _heads(block, inner))
+    groups, numbers = (few, _heads(block, inner, own)[:1]) if turned else ((*few, *more), _heads(block, inner, own))
     for group, mask, heads in itertools.product(groups, kinds, numbers):
         reading = Reading(tuple(places), inner, own, inner, group, mask, False, None, 0.0)
         given = inputs_of(reading, 2, heads, group, 5, 5, 12, 0, 1.0)

@@ -42,7 +42,7 @@ def layers(block: Block) -> Iterator[Layer]:
     for shared in [True, False] if reading.mask in MASKS else [True]:
         for square in [True] if reading.causal else [False, True]:
             yield _layer(*(replace(r, square=square, shared=shared) for r in both))
-    if reading.inner.heads >= 0:  # the code names its key heads
+    if reading.inner.heads >= 0 and not reading.single:  # the code names its key heads
         for heads in numbers_of(block):
             for square in [True] if reading.causal else [False, True]:
                 yield _layer(replace(reading, square=square, shared=False, heads=heads))
@@ -108,14 +108,16 @@ def _guard(reading: Reading) -> str:
     sizes = [f"{x}.shape[{layout.size}]" for layout, x in zip(reading.own, (q, k, v), strict=True)]
     rows = [f"{x}.shape[{layout.rows}]" for layout, x in zip(reading.own, (q, k, v), strict=True)]
     tests = [
-        f"{q}.dim() == {k}.dim() == {v}.dim() == {dims}",
+        f"{q}.dim() == {dims} and {k}.dim() == {v}.dim() == {reading.own[1].dims}",
         f"{q}.shape[0] == {k}.shape[0] == {v}.shape[0]",
         f"{' == '.join(sizes)} <= {MAX_HEAD_DIM}",
         f"{rows[1]} == {rows[2]}",
         f"{q}.numel() > 0 and {k}.numel() > 0 and {v}.numel() > 0",
         f"{q}.dtype is {k}.dtype is {v}.dtype and {q}.dtype.itemsize < 8 and {q}.dtype.is_floating_point",
     ]
-    if heads >= 0:
+    if reading.single and reading.group:
+        tests.append(f"{q}.shape[{heads}] == {reading.group}")
+    elif heads >= 0 and not reading.single:
         of_keys, of_queries = f"{k}.shape[{heads}]", f"{q}.shape[{heads}]"
         group = f"{of_queries} == {reading.group} * {of_keys}" if reading.group else f"{of_queries} % {of_keys} == 0"
         one = f" or {of_keys} == 1" if reading.one else ""

@@ -10,9 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ferryman.ops.recognition import Helper
 
+# A rotation is linear in the heads and in the angles' cosine and sine: no function of it is one of these.
+_OTHERS = (
+    *(functional.scaled_dot_product_attention, functional.embedding, functional.dropout, functional.softplus),
+    *(functional.cross_entropy, functional.nll_loss, functional.gelu, functional.silu, functional.relu),
+    *(functional.rms_norm, functional.layer_norm, torch.softmax, torch.log_softmax, torch.logsumexp, torch.topk),
+    *(torch.cos, torch.sin, torch.tanh, torch.exp, torch.log, torch.sigmoid, torch.rsqrt, torch.sqrt),
+)
+_NEVER = frozenset(f.__name__ for f in _OTHERS)
 # (batch, heads, heads of keys, tokens, width) of a seed; what a function cuts shows in the last two
 _SIZES = ((2, 4, 2, 5, 16), (2, 4, 2, 5, 16), (2, 4, 2, 5, 16), (1, 40, 20, 3, 320), (3, 2, 1, 1030, 8))
 
@@ -85,7 +94,6 @@ def _draw(
     place: _Place,
     whole: bool,
     pair: bool,
-    turned: bool,
     seed: int,
     width: int = 0,
 ) -> tuple[Tensor, ...]:
@@ -101,8 +109,6 @@ def _draw(
     angles = []
     for _ in range(2):
         angles.append(normal(*lead, rotary // 2 if kind == "half" else rotary))
-    if turned:
-        angles.reverse()
     queries = [normal(*layout.shape(h, size, tokens, width)) for h in ((heads, fewer) if pair else (heads,))]
     return (*queries, *angles)
 
@@ -126,10 +132,10 @@ def _helpers() -> Iterator[Helper]:
                     given = [cosine.format(c=place.into.format(c=cos)), sine.format(c=place.into.format(c=sin))]
                     rope = _expression(names[:count], layout, given, interleaved)
                     for whole in (True, False):
-                        draw = functools.partial(_draw, layout, kind, place, whole, pair, turned)
+                        draw = functools.partial(_draw, layout, kind, place, whole, pair)
                         guard = _guard(names, count, layout, place, kind == "half", whole)
                         strict = f"{names[0]}.dtype is {names[count]}.dtype"
-                        yield Helper("rope", rope, count + 2, draw, guard, strict)
+                        yield Helper("rope", rope, count + 2, draw, guard, strict, never=_NEVER)
                         if kind == "half" and interleaved and not turned:
                             yield _joined(names, count, rope, draw, layout, place, whole)
 
@@ -143,7 +149,7 @@ def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout,
     parts = [f"a0.dim() == {layout.dims}", f"{angle}.dtype is torch.complex64", *place.guard(angle, layout), width]
     parts += ["a0.dtype.itemsize < 8", f"not {angle}.requires_grad", *(["a0.dtype is a1.dtype"] if count == 2 else [])]
     guard = " and ".join(parts)
-    return Helper("rope", spelled, count + 1, draw, guard, "a0.dtype is torch.float32", True, rope)
+    return Helper("rope", spelled, count + 1, draw, guard, "a0.dtype is torch.float32", True, rope, _NEVER)
 
 
 def _expression(xs: list[str], layout: _Layout, angles: list[str], interleaved: bool) -> str:

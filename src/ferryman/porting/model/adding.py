@@ -103,15 +103,16 @@ def proven(
     candidate: Callable[..., Any],
     inputs: Sequence[tuple[Any, ...]],
     wide: frozenset[int] = frozenset(),
+    runs: dict[int, Any] | None = None,
 ) -> bool:
-    """Whether ``candidate(x, addend, ..)`` is (original(x + addend, ..), x + addend)."""
+    """Whether ``candidate(x, addend, ..)`` is (original(x + addend, ..), x + addend). runs: as `prove` has them."""
 
     def apart(x: Tensor, addend: Tensor, *given: Tensor) -> tuple[Any, Any]:
         total = x + addend
         return original(total, *given), total
 
     both = [(x, torch.roll(x, 1, -1) * 0.5, *given) for x, *given in inputs]
-    return prove(apart, candidate, both, wide=wide).ok
+    return prove(apart, candidate, both, wide=wide, runs=runs).ok
 
 
 def _alike(a: Any, b: Any) -> bool:

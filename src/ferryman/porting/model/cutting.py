@@ -7,7 +7,6 @@ import functools
 import itertools
 import types
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +17,12 @@ from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.part import PREFIX, Part
-from ferryman.porting.model.part_proof import OF_SEVERAL, Proving, products, stacks
+from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
+from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, with_numbers
 from ferryman.porting.model.trees import blocks, copied, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
-_MOST_LEAVES, _MOST_CUTS, _MOST_PARTS, _MOST_OPS = 4, 24, 12, 48
+_MOST_CUTS, _MOST_PARTS, _MOST_OPS = 24, 12, 48
 _MORE_CUTS = 8  # of which no part is one
 # What only moves, casts, scales or adds is no op: a part of nothing else is not worth a proof
 _PLAIN = {
@@ -76,6 +76,9 @@ class Search(Proving):
     def _one(self, body: list[ast.stmt]) -> bool:
         """Put one part in a block's place; whether there is one."""
         self.statements = list(self.scan.block(body))
+        self.scan.acting = {}
+        stored = functools.cache(lambda index: frozenset(_stored(body[index])))
+        self.stored = stored
         self.reads = functools.cache(functools.partial(self._reads, body))
         kind = type(self.module)
         # of one input it may be nearly a norm: what a part is of several, no leaf is
@@ -131,7 +134,7 @@ class Search(Proving):
                 for child in node.children:
                     # in order: which of the many are kept must not depend on where objects lie
                     both = dict.fromkeys(a | b for a, b in itertools.product(merged, cuts(child)))
-                    merged = [cut for cut in both if len(cut) <= _MOST_LEAVES]
+                    merged = [cut for cut in both if len(cut) <= MOST_LEAVES]
                     merged.sort(key=lambda cut: (len(cut), len(cut & past)))
                     whole = frozenset(merged)
                     more = [cut for cut in merged[_MOST_CUTS:] if not _more_than_one_of(whole, cut)]
@@ -154,19 +157,24 @@ class Search(Proving):
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
         if self.large:
             chosen = [c for c in chosen if len(c) > 2 and products(sized[c]) == 2]
-            closest = _closest(root, lambda n: n in here or n in statement.names)
-            if closest is not None and closest not in chosen and self._worth(root.inside(closest)):
-                chosen, sized[closest] = [*chosen, closest], root.inside(closest)
+            nearest = closest(root, lambda n: n in here or n in statement.names)
+            if nearest is not None and nearest not in chosen and self._worth(root.inside(nearest)):
+                chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
         if self.moving:
             chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
+        for cut in [c for c in chosen if len(c) > 2 and {n.label for n in sized[c]} & OF_SEVERAL]:
+            numbered = with_numbers(root, cut, lambda n: n in here or n in statement.names)
+            if numbered is not None and numbered not in chosen:
+                chosen, sized[numbered] = [*chosen, numbered], root.inside(numbered)
         chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))
-        return [tuple(sorted(c, key=lambda n: (order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
+        # numbers last: a proof has none of them
+        return [tuple(sorted(c, key=lambda n: (n.counts(), order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
 
     def _worth(self, inside: list[Node]) -> bool:
         computed = [n for n in inside if n.kind == "op"]
         if len(computed) > _MOST_OPS or not {n.label for n in computed} - _PLAIN:
             return False
-        if any(n.label == "double" or "float64" in ast.unparse(n.tree) for n in inside):
+        if any(n.wide for n in inside):
             return False  # float64 is asked for, and no op has it
         return (
             stacks(inside) == 2
@@ -231,7 +239,7 @@ class Search(Proving):
                 first, name = next(((s.index, s.binds[leaf]) for s in before if leaf in s.binds), (-1, ""))
                 if first < 0 and isinstance(leaf.tree, ast.Name) and leaf.kind == "leaf":
                     name = leaf.tree.id
-                stores = [i for i in range(first + 1, statement.index) if name in _stored(body[i])]
+                stores = [i for i in range(first + 1, statement.index) if name in self.stored(i)]
                 going = {s.index for s in before if set(s.binds) & inside}
                 moved = self._moved(body, statement, e, leaf, going) if self.moving and not name else None
                 if moved is None and (not name or set(stores) - going):
@@ -257,9 +265,9 @@ class Search(Proving):
         if any(self.scan.acts(s, but, calls) for s, but in [(body[at], e), *between, (body[statement.index], root)]):
             return None
         names = set(_read(e)) & self.scan.locals
-        if any(names & {*_stored(body[i])} for i in range(at, statement.index)):
+        if any(names & self.stored(i) for i in range(at, statement.index)):
             return None
-        lost = {n for i in range(at) if i in going for n in _stored(body[i])}
+        lost = {n for i in range(at) if i in going for n in self.stored(i)}
         return None if names & lost else copied(e)
 
     def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:
@@ -307,31 +315,6 @@ def _places_of_own(node: Node) -> bool:
     owner = node.children[0] if node.children and sliced else None
     sized = any(n.kind == "leaf" for n in node.inside(frozenset()))
     return owner is not None and isinstance(owner.value, Tensor) and sized
-
-
-def _closest(root: Node, known: Callable[[Node], bool]) -> frozenset[Node] | None:
-    """The values next to two products that a node is computed of; None where it has no two, or too many values."""
-    inside = root.inside(frozenset())
-    first = next((n for n in inside if n.kind == "op" and products([n])), None)
-    if first is None:
-        return None
-    cut: set[Node] = set()
-
-    def add(node: Node, whole: bool) -> bool:
-        if node.counts() or not any(n.kind == "leaf" for n in node.inside(frozenset())):
-            return True
-        plain = node.kind == "op" and not isinstance(node.tree, ast.Attribute | ast.Slice | ast.Tuple | ast.List)
-        if whole and (known(node) if plain else isinstance(node.tree, ast.Name)):
-            cut.add(node)
-            return True
-        on_path = {id(n) for n in node.children if first in n.inside(frozenset())}
-        return bool(node.children) and all(add(n, id(n) not in on_path) for n in node.children)
-
-    if not add(root, False) or not 2 < len(cut) <= _MOST_LEAVES:
-        return None
-    inside = root.inside(frozenset(cut))
-    whole = products(inside) == 2 and all(n.kind != "leaf" for n in inside)
-    return frozenset(cut) if whole else None
 
 
 def _more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:

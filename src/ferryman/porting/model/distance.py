@@ -61,10 +61,15 @@ def distance(
             continue
         if f.dtype != w.dtype and w.is_floating_point():
             raise Disagreement(f"{what} {i} is {w.dtype}, the op's {f.dtype}")
-        odd = ~torch.isfinite(w)
-        if not equal(f[odd], w[odd]) or not bool(torch.isfinite(f[~odd]).all()):
+        if f.dtype == w.dtype and torch.equal(f, w):
+            continue
+        finite = torch.isfinite(w)
+        all_finite = bool(finite.all())
+        alike = torch.equal(finite, torch.isfinite(f)) and (all_finite or equal(f[~finite], w[~finite]))
+        if not alike:
             raise Disagreement(f"{what} {i} is not finite in other places than the op's")
-        f, w = f.masked_fill(odd, 0.0), w.masked_fill(odd, 0.0)
+        if not all_finite:
+            f, w = f.masked_fill(~finite, 0.0), w.masked_fill(~finite, 0.0)
         row = (w.abs().amax(-1, keepdim=True) if w.dim() else w.abs()).clamp_min(1e-290)
         error = float(((f - w).abs() / row).max())
         if error > limit and reach is not None:

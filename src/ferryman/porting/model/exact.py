@@ -65,7 +65,10 @@ class Widened(TorchFunctionMode):
         def swap(leaf: Any) -> Any:
             return wide if isinstance(leaf, torch.dtype) and leaf in NARROW else leaf
 
-        given, named = tuple(swap(a) for a in args), {k: swap(v) for k, v in (kwargs or {}).items()}
+        named = kwargs or {}
+        given: tuple[Any, ...] = tuple(map(swap, args)) if torch.dtype in map(type, args) else args
+        if torch.dtype in map(type, named.values()):
+            named = {k: swap(v) for k, v in named.items()}
         if _GROUPED is not None and func is _GROUPED and given[0].dtype == torch.float64 and len(given) == 2:
             plain = named.get("bias") is None and named.get("out_dtype") in (None, torch.float64)
             if plain and given[0].dim() == 2 and given[1].dim() == 3:

@@ -22,7 +22,7 @@ from ferryman.porting.model.child_calls import CHILDREN, given_by, is_own, is_pl
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import bound, trusted
-from ferryman.porting.model.trees import children, swap
+from ferryman.porting.model.trees import around, children, swap
 
 PLAIN = bool | int | float | str | None | torch.dtype
 FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | torch.jit.ScriptFunction
@@ -52,6 +52,7 @@ class Scan:
     env: dict[str, Node] = field(default_factory=dict)
     known: dict[Any, Node] = field(default_factory=dict)
     occurring: list[tuple[Node, ast.expr]] = field(default_factory=list)
+    acting: dict[tuple[int, bool], tuple[ast.AST, list[ast.Call]]] = field(default_factory=dict)  # of one block's trees
     facts: dict[str, Any] = field(default_factory=dict)  # what paths gave, without tensors' elements
 
     def __post_init__(self) -> None:
@@ -277,10 +278,13 @@ class Scan:
 
     def acts(self, tree: ast.AST, but: ast.expr, any_child: bool = False) -> bool:
         """Whether a statement calls what may write over a value, or any child, before it gets to a part of it."""
-        self.occurring = []  # what was read before stays as it is
-        later = {id(n) for n in ast.walk(tree) if any(m is but for m in ast.walk(n))}
-        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and id(n) not in later]
-        return any(self._function(c.func) is None and (any_child or not self._harmless(c.func)) for c in calls)
+        if (id(tree), any_child) not in self.acting:
+            self.occurring = []  # what was read before stays as it is
+            calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and self._function(n.func) is None]
+            self.acting[id(tree), any_child] = tree, [c for c in calls if any_child or not self._harmless(c.func)]
+        calls = self.acting[id(tree), any_child][1]
+        later = around(tree, but) if calls else set()
+        return any(id(c) not in later for c in calls)
 
     def _harmless(self, func: ast.expr) -> bool:
         mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name

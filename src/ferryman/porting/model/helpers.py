@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import itertools
 import math
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions, Helper, compiled
-from ferryman.porting.model import casting, serving
+from ferryman.porting.model import casting, serving, source
 from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.distance import flat
 from ferryman.porting.model.exact import Widened
@@ -27,6 +28,7 @@ from ferryman.porting.model.trace import Read, Trace, Unproven, meaning
 _DEFINITIONS = Definitions()
 _LONGEST = 1000  # tokens of the longest draw
 _WIDEST = 512  # heads whose width code names
+_OF_COMPLEX = {f.__name__ for f in (torch.real, torch.imag, torch.view_as_real)}
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
     defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
     required = [n for n in names if n not in defaults]
     trace = Trace()
-    wanted = [h for h in proposals("helpers") if h.parameters == len(required)]
+    called = {name for part in source.codes_of(function) for name in part.co_names}
+    wanted = [h for h in proposals("helpers") if h.parameters == len(required) and not h.never & called]
     if not wanted or tuple(required) != names[: len(required)]:
         return
     try:
@@ -79,9 +82,19 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
             yield replace(form, fixed=tuple(variant.items()))
 
 
-def forms_of_call(call: Any, trace: Trace, count: int) -> list[Form]:
-    """What a followed call of so many tensors is proven to compute; empty for most."""
-    forms = [*_shown(call, [h for h in proposals("helpers") if h.parameters == count], trace)]
+def able(count: int, labels: Set[str], names: Set[str]) -> list[Helper]:
+    """The helpers of so many tensors that code may be. labels: functions of PyTorch that it calls; names: all in it, of
+    which one makes numbers of what is complex."""
+    return [
+        h
+        for h in proposals("helpers")
+        if h.parameters == count and not h.never & labels and (not h.joined or _OF_COMPLEX & names)
+    ]
+
+
+def forms_of_call(call: Any, trace: Trace, wanted: list[Helper]) -> list[Form]:
+    """What a followed call is proven to compute of some helpers; empty for most."""
+    forms = [*_shown(call, wanted, trace)]
     return [f for f in forms if f is not None] if None not in forms else []
 
 
@@ -120,21 +133,23 @@ def _sized(
         return
     numbers = trace.numbers | trace.computed()  # what runs until here computed
     whole = {int(abs(n)) for n in numbers if n == int(n) and 2 <= abs(n) <= _WIDEST}
-    able = [(helper, _key(helper.draw, helper.joined)) for helper in wanted if _takes_width(helper.draw)]
+    able = [helper for helper in wanted if _takes_width(helper.draw)]
     # of two numbers, pairs of neighbours and of halves are one: code that turns others seems right there
     for width in sorted(n for n in whole | {2 * n for n in whole} if n % 2 == 0 and n > 2):
-        alike: dict[Any, bool] = {}  # helpers of one draw
-        for helper, key in able:
-            of_any: Any = helper.draw
-            if key not in alike:
-                alike[key] = _result(call, functools.partial(of_any, width=width), helper.joined, results) is not None
-            if alike[key]:
-                draw = functools.partial(of_any, width=width)
+        for helper in able:
+            draw = _of_width(helper.draw, width)
+            if _result(call, draw, helper.joined, results) is not None:
                 yield replace(helper, draw=draw, guard=f"{helper.guard} and a0.shape[-1] == {width}")
 
 
+@functools.cache
 def _takes_width(draw: Any) -> bool:
     return "width" in _parameters(draw.func if isinstance(draw, functools.partial) else draw)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _of_width(draw: Any, width: int) -> Any:
+    return functools.partial(draw, width=width)
 
 
 @functools.cache
@@ -165,13 +180,14 @@ def _near(call: Any, helper: Helper, results: dict[Any, Any]) -> bool:
     wanted = _result(call, helper.draw, helper.joined, results)
     if wanted is None:
         return False
-    place = (helper.proof or helper.expression, helper.parameters, _key(helper.draw, helper.joined))
+    first = _first(helper.draw, helper.joined)
+    place = (helper.proof or helper.expression, helper.parameters, first.number)
     if place not in _expected:
         if len(_expected) >= _MOST_EXPECTED:
             _expected.clear()
         try:
             with torch.no_grad():
-                _expected[place] = flat(_meant(helper)(*_draws[place[2]]))
+                _expected[place] = flat(_meant(helper)(*first.given))
         except Exception:  # noqa: BLE001 - the op refuses such a draw
             _expected[place] = None
     actual = _expected[place]
@@ -185,38 +201,48 @@ def _near(call: Any, helper: Helper, results: dict[Any, Any]) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _First:
+    """A first draw. ``number``: equal for draws of equal tensors; ``shapes``: for those of equal shapes."""
+
+    given: tuple[torch.Tensor, ...]
+    number: int
+    shapes: int
+
+
 _MOST_EXPECTED = 4096
 _expected: dict[Any, list[torch.Tensor] | None] = {}  # what helpers give of their first draws
-_draws: dict[Any, tuple[Any, ...]] = {}
+_numbered: dict[Any, int] = {}
 
 
-def _key(draw: Any, joined: bool) -> Any:
-    partial = isinstance(draw, functools.partial)
-    return (draw.func, draw.args, *draw.keywords.items(), joined) if partial else (draw, joined)
+@functools.lru_cache(maxsize=1 << 14)
+def _first(draw: Any, joined: bool) -> _First:
+    given = tuple(a.detach() for a in draw(0))
+    shapes = (joined, *((a.dtype, *a.shape) for a in given))
+    digest = hashlib.sha256()
+    for a in given:
+        digest.update(a.contiguous().view(torch.uint8).numpy().tobytes())
+    numbers = (_numbered.setdefault(key, -1 - len(_numbered)) for key in ((*shapes, digest.digest()), shapes))
+    return _First(given, *numbers)
 
 
-def _result(call: Any, draw: Any, joined: bool, results: dict[Any, Any]) -> list[torch.Tensor] | None:
-    """What a call gives of a first draw; None where no helper gives such. Helpers of one draw have one result; what
+def _result(call: Any, draw: Any, joined: bool, results: dict[int, Any]) -> list[torch.Tensor] | None:
+    """What a call gives of a first draw; None where no helper gives such. Equal draws have one result; what
     refuses a draw refuses all of its shapes."""
-    key = _key(draw, joined)
-    if key not in results:
-        if key not in _draws:
-            _draws[key] = tuple(a.detach() for a in draw(0))
-        given = _draws[key]
-        shapes = (joined, *((a.dtype, *a.shape) for a in given))
-        if shapes in results:
-            results[key] = None
-            return None
+    first = _first(draw, joined)
+    if first.shapes in results:
+        return None
+    if first.number not in results:
         try:
             with torch.no_grad(), Widened(torch.float64):
-                result = flat(_parts(call, joined)(*given))
+                result = flat(_parts(call, joined)(*first.given))
         except Exception:  # noqa: BLE001 - foreign code may raise what it likes
             result = None
-        alike = result is not None and [w.dim() for w in result] == [given[0].dim()] * len(result)
-        results[key] = result if alike else None
-        if not alike:
-            results[shapes] = None
-    known: list[torch.Tensor] | None = results[key]
+        if result is None or [w.dim() for w in result] != [first.given[0].dim()] * len(result):
+            results[first.shapes] = None
+            return None
+        results[first.number] = result
+    known: list[torch.Tensor] | None = results[first.number]
     return known
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,11 @@ class Node:
     whole: ast.expr | None = None  # the program's own spelling, where ``tree`` is what a child's class comes to
     write: ast.stmt | None = None  # a statement that writes into its first child, which is this then
     written: bool = False  # a tensor that is written into later, or was
+
+    @functools.cached_property
+    def wide(self) -> bool:
+        """Whether its spelling asks for float64."""
+        return self.label == "double" or "float64" in ast.unparse(self.tree)
 
     def inside(self, leaves: frozenset[Node]) -> list[Node]:
         """Itself and what it is computed of, down to leaves, each once and after its children."""

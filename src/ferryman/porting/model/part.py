@@ -31,7 +31,8 @@ _MEANT = "ferryman_meant({0}) == ferryman_was_{0}"
 class Part:
     """One proven part. tree: it as a function of ``self`` and its values; forms: (tests, expression) over them,
     ``names`` for values and ``own`` (name, expression over self) for what it reads, of which those in ``fixed`` are
-    what they were; code: of the class, reads: of files. children: whose call is in it."""
+    what they were; code: of the class, reads: of files. children: whose call is in it. numbers:
+    how many of the last values are numbers."""
 
     op: str
     tree: ast.FunctionDef
@@ -44,6 +45,7 @@ class Part:
     code: tuple[str, ...]
     reads: tuple[Read, ...]
     children: tuple[str, ...] = ()
+    numbers: int = 0
 
     def function(self, home: types.FunctionType, kind: Any) -> types.FunctionType:
         """What stands for it: (self, values) to its result."""
@@ -53,7 +55,7 @@ class Part:
         tests += [read.test(i) for i, read in enumerate(self.reads)]
         alone = {name for name, value in self.fixed if meant(value) is value}
         tests += [f"{n} is ferryman_was_{n}" if n in alone else _MEANT.format(n) for n, _ in self.fixed]
-        tests += [f"type({n}) in ferryman_plain" for n in self.names]
+        tests += [f"type({n}) in ferryman_plain" for n in self.names[: len(self.names) - self.numbers]]
         lines = [f"def part(self, {', '.join(given)}):"]
         if left := serving.left([self.op], kind, self.code):
             lines += [f"    if {left}:", f"        return ferryman_original(self, {', '.join(given)})"]

@@ -7,11 +7,9 @@ import functools
 import itertools
 import re
 import types
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ferryman.porting.model import blocks, flow, helpers, recognise
@@ -19,6 +17,7 @@ from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part import Part, plain_function
+from ferryman.porting.model.part_shape import PRODUCTS, TURNS, number_of, of_products, of_several, products, stacks
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import Read, Trace, Unproven
 from ferryman.porting.model.trees import copied, swap
@@ -31,9 +30,7 @@ _OF_LOSSES = {
     *(*_LOSSES, "", "gather", "squeeze", "unsqueeze", "view", "reshape", "flatten", "size", "mean", "sum", "neg"),
     *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim"),
 }
-_TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat", "concatenate", "hstack", "fill"}
-PRODUCTS = {"MatMult", *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm))}
-OF_SEVERAL = frozenset(_LOSSES | _TURNS | PRODUCTS)  # what a part of several values has one of
+OF_SEVERAL = frozenset(_LOSSES | TURNS | PRODUCTS)  # what a part of several values has one of
 
 
 @dataclass
@@ -53,8 +50,10 @@ class Proving:
         return self.methods or path in self.asked or path.startswith("ferryman_child(")
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
-        if len(leaves) > 2 and not _of_several(root, leaves):
+        if sum(not n.counts() for n in leaves) > 2 and not of_several(root, leaves):
             return None
+        if any(n.counts() for n in leaves):
+            return self._of_sizes(root, leaves)
         tree, own = self._function(root, leaves, True)
         self.asked |= {ast.unparse(node.tree) for node in own.values()}
         plain, _ = self._function(root, leaves, False)
@@ -70,10 +69,66 @@ class Proving:
                 self.tried[key] = None
         return self.tried[key]
 
+    def _of_sizes(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
+        """A part with a number that other tensors' sizes say: it is proven with the last size of one of its values in
+        the number's place, and asks whether it is that."""
+        values = tuple(n for n in leaves if not n.counts())
+        number = number_of(root, leaves)
+        twice = products(root.inside(frozenset(leaves))) == 2
+        places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
+        plain, _ = self._function(root, leaves, False)
+        key = ast.unparse(plain)
+        if key in self.tried or number is None or places is None:
+            return self.tried.get(key)
+        self.tried[key] = None
+        self.asked |= {ast.unparse(n.tree) for n in number.inside(frozenset(leaves)) if n.kind == "self"}
+        for place in places[: 1 if twice else None]:
+            if self.trials >= _MOST_TRIALS:
+                return None
+            self.trials += 1
+            size = ast.parse(f"ferryman_a{place}.shape[-1]", mode="eval").body
+            tree, own = self._function(root, leaves, True, {number: size})
+            self.asked |= {ast.unparse(node.tree) for node in own.values()}
+            try:
+                part = self._proven(root, values, tree, plain, own, frozenset(leaves) | {number})
+            except Exception:  # noqa: BLE001 - foreign code ran, on what it may not take
+                part = None
+            if part is not None:
+                numbers = len(leaves) - len(values)
+                names = (*part.names, *(f"ferryman_n{i}" for i in range(numbers)))
+                asked = f"{self._of_leaves(number, leaves, names)} == {part.names[place]}.shape[-1]"
+                forms = tuple(((asked, *tests), expression) for tests, expression in part.forms)
+                self.tried[key] = replace(part, values=len(leaves), names=names, forms=forms, numbers=numbers)
+                break
+        return self.tried[key]
+
+    def _of_leaves(self, node: Node, leaves: tuple[Node, ...], names: tuple[str, ...]) -> str:
+        """An expression over the names of leaves and ``self``."""
+        if node in leaves:
+            return names[leaves.index(node)]
+        if node.kind == "self":
+            return self._of_ours(node.tree)
+        if node.kind == "constant":
+            return ast.unparse(node.tree)
+        inner = {
+            id(slot): ast.parse(self._of_leaves(child, leaves, names), mode="eval").body
+            for slot, child in zip(node.slots, node.children, strict=True)
+        }
+        return f"({ast.unparse(swap(node.tree, inner))})"
+
     def _proven(
-        self, root: Node, leaves: tuple[Node, ...], tree: ast.FunctionDef, plain: ast.FunctionDef, own: dict[str, Node]
+        self,
+        root: Node,
+        leaves: tuple[Node, ...],
+        tree: ast.FunctionDef,
+        plain: ast.FunctionDef,
+        own: dict[str, Node],
+        ends: frozenset[Node] = frozenset(),
     ) -> Part | None:
+        """``ends``: where the part ends beside."""
         count, self.root = len(leaves), root
+        ordered = (*leaves, *(n for n in ends if n not in leaves and n.counts()))
+        inside = root.inside(frozenset(ordered))
         for order in itertools.permutations(range(count)) if count == 2 else [tuple(range(count))]:
             if count > 2:
                 break
@@ -83,7 +138,7 @@ class Proving:
                 role = blocks.role_of(module)
             if module is not None and isinstance(role, Role):
                 return self._part(role, module, plain, own, order)
-        labels = {n.label for n in root.inside(frozenset(leaves))}
+        labels = {n.label for n in inside}
         if count == 2 and labels & _LOSSES and labels <= _OF_LOSSES and not own and _unasked(tree):
             for order in ((0, 1), (1, 0)):
                 module = self._module(tree, own, order)
@@ -92,11 +147,12 @@ class Proving:
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
-        if count in (3, 4) and products(root.inside(frozenset(leaves))) == 2 and not _tensors(own):
-            order = _of_products(root, leaves) or tuple(range(count))
+        if count in (3, 4) and products(inside) == 2 and not _tensors(own):
+            firsts = of_products(root, ordered)
+            order = firsts or tuple(range(count))
             module = self._module(tree, own, order)
             if module is not None:
-                setattr(type(module), blocks.PART, blocks.ORDERED if _of_products(root, leaves) else True)
+                setattr(type(module), blocks.PART, blocks.ORDERED if firsts else True)
             role = None if module is None else blocks.role_of(module)
             if module is not None and isinstance(role, Role):
                 return self._part(role, module, plain, own, order)
@@ -106,17 +162,20 @@ class Proving:
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
-        if count < 2 or not labels & _TURNS or _tensors(own):
+        if count < 2 or not labels & TURNS or _tensors(own):
             return None
         for first in range(count) if count < 4 else (0,):
             order = (first, *(i for i in range(count) if i != first))
             module = self._module(tree, own, order)
             if module is None:
                 return None
+            wanted = helpers.able(count, labels, names_reached(type(module)))
+            if not wanted:
+                return None
             trace = Trace()
             followed = follow_module(module, trace)
             call = functools.partial(recognise.original, followed, dict(module.__dict__), (), False)
-            forms = helpers.forms_of_call(call, trace, count)
+            forms = helpers.forms_of_call(call, trace, wanted)
             if forms:
                 names = [""] * count
                 for j, i in enumerate(order):
@@ -197,13 +256,17 @@ class Proving:
 
     # A module of the part
 
-    def _function(self, root: Node, leaves: tuple[Node, ...], aliased: bool) -> tuple[ast.FunctionDef, dict[str, Node]]:
-        """(the part as a function, what it reads of the module by the name that it has there)."""
+    def _function(
+        self, root: Node, leaves: tuple[Node, ...], aliased: bool, sizes: dict[Node, ast.expr] | None = None
+    ) -> tuple[ast.FunctionDef, dict[str, Node]]:
+        """(the part as a function, what it reads of the module by the name that it has there). sizes: what stands
+        in the place of numbers, which are no arguments then."""
         place: dict[Node, ast.expr] = {n: ast.Name(f"ferryman_a{i}", ast.Load()) for i, n in enumerate(leaves)}
+        place |= sizes or {}
         own: dict[str, Node] = {}
         body: list[ast.stmt] = []
         me = self.self_name or "ferryman_self"
-        for node in root.inside(frozenset(leaves)):
+        for node in root.inside(frozenset(place)):
             if node.write is not None:
                 name = f"ferryman_v{len(body)}"
                 own_places = {id(slot): place[child] for slot, child in zip(node.slots, node.children, strict=True)}
@@ -230,7 +293,8 @@ class Proving:
             else:
                 place[node] = node.tree
         body.append(ast.Return(place[root]))
-        arguments = [ast.arg(me), *(ast.arg(f"ferryman_a{i}") for i in range(len(leaves)))]
+        count = sum(sizes is None or not n.counts() for n in leaves)
+        arguments = [ast.arg(me), *(ast.arg(f"ferryman_a{i}") for i in range(count))]
         given = ast.arguments([], arguments, None, [], [], None, [])
         tree = ast.FunctionDef(
             name="forward", args=given, body=body, decorator_list=[], returns=None, type_comment=None
@@ -264,52 +328,6 @@ class Proving:
             else:
                 module.__dict__[alias] = node.value
         return module.eval()
-
-
-def stacks(nodes: Iterable[Node]) -> int:
-    """How many tensors of the module's of three dimensions there are, as layers of experts have them."""
-    return sum(isinstance(n.value, Tensor) and n.value.dim() == 3 for n in nodes)
-
-
-def products(nodes: Iterable[Node]) -> int:
-    """How many products of two values that flow there are."""
-    return sum(n.kind == "op" and n.label in PRODUCTS for n in nodes)
-
-
-def _of_several(root: Node, leaves: tuple[Node, ...]) -> bool:
-    """Whether a part of more than two values may be one at all."""
-    inside = root.inside(frozenset(leaves))
-    if stacks(inside) == 2 or {n.label for n in inside} & _TURNS:
-        return True
-    tensors = any(isinstance(n.value, Tensor) for n in inside if n.kind == "self")
-    return products(inside) == 2 and not tensors and (len(leaves) == 3 or _of_products(root, leaves) is not None)
-
-
-def _of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None:
-    """The places of those that the first of two products is of, of the second's other one, and of the rest; None where
-    it is not one each."""
-    inside = root.inside(frozenset(leaves))
-    first, second = (n for n in inside if n.kind == "op" and n.label in PRODUCTS)
-    if first not in second.inside(frozenset(leaves)):
-        return None
-
-    def of(node: Node) -> set[Node]:
-        return {
-            leaf for leaf in leaves if leaf is node or any(leaf in n.children for n in node.inside(frozenset(leaves)))
-        }
-
-    def operands(node: Node) -> list[set[Node]]:
-        given = [
-            of(child) for child in node.children if child is not first and first not in child.inside(frozenset(leaves))
-        ]
-        given = [known for known in given if known]
-        return given[1:] if node.label == "baddbmm" and len(given) == 3 else given
-
-    terms = [*operands(first), *operands(second)]
-    places = [leaves.index(next(iter(known))) for known in terms if len(known) == 1]
-    if len(terms) != 3 or len(set(places)) != 3:
-        return None
-    return (*places, *(i for i in range(len(leaves)) if i not in places))
 
 
 def _tensors(own: dict[str, Node]) -> bool:

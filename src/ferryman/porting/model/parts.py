@@ -15,7 +15,7 @@ from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
 from ferryman.porting.model.part import INNER, NONE, Part, Parted
-from ferryman.porting.model.part_proof import PRODUCTS
+from ferryman.porting.model.part_shape import PRODUCTS
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import meant
 from ferryman.porting.model.trees import copied

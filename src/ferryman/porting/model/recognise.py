@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from ferryman.dispatch.proposals import proposals
-from ferryman.ops.recognition import Candidate, Definitions, Leaf, compiled
-from ferryman.porting.model import adding, beyond, scalars, serving, source, turned
+from ferryman.ops.recognition import Candidate, Leaf
+from ferryman.porting.model import beyond, scalars, serving, source, turned
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.distance import Disagreement
 from ferryman.porting.model.leaf import (
@@ -33,12 +33,10 @@ from ferryman.porting.model.leaf import (
     pair_of,
     state_of,
 )
-from ferryman.porting.model.proof import STORAGE, First, Proof, prove
+from ferryman.porting.model.module_proof import Runs, prove, refuted, takes_addition
+from ferryman.porting.model.proof import First, Proof
 from ferryman.porting.model.trace import Read, Trace, Unproven
 from ferryman.porting.model.twin import dimensions, left_out, narrowed, original, own_numbers, shaped, tensors_of
-
-_WIDE = 3  # inputs that a proven candidate is rounded on once more
-_DEFINITIONS = Definitions()
 
 
 @dataclass(frozen=True)
@@ -188,9 +186,10 @@ def _shown(
     shown: list[tuple[Candidate, Proof]] = []
     wide: list[Candidate] = []  # that float64 shows, and that storage dtypes do not take
     first = First(functools.partial(original, followed, twin, names, False))
+    runs: Runs = {}
     for candidate in candidates:
         twin["ferryman_dims"] = dims[candidate.kind, candidate.width]
-        proof = _refuted(first, twin, names, candidate) or _prove(followed, twin, names, candidate)
+        proof = refuted(first, twin, names, candidate) or prove(followed, twin, names, candidate, runs=runs)
         wide += [candidate] if not (proof.narrow or candidate.rows or candidate.gate) else []
         if proof.ok:
             shown.append((candidate, proof))
@@ -200,14 +199,14 @@ def _shown(
             nearest = (proof.distance, f"not {candidate.op}, which is nearest: {proof.reason}")
     if not shown and wide:
         twin["ferryman_dims"], twin["ferryman_wide"] = dims[wide[0].kind, wide[0].width], True
-        shown = [(c, proof) for c in wide[:1] if (proof := _prove(followed, twin, names, c)).ok]
+        shown = [(c, proof) for c in wide[:1] if (proof := prove(followed, twin, names, c)).ok]
     if not shown:
         tried = frozenset(c.op for c in candidates)
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
     if candidate.rows and trace.computed() - numbers:  # rows that code computes the numbers of
         twin = narrowed(module, leaf, numbers | trace.computed()) | {"ferryman_fixed": twin["ferryman_fixed"]}
-        proof = _prove(followed, twin, names, candidate)
+        proof = prove(followed, twin, names, candidate)
         if not proof.ok:
             return Refusal(f"not {candidate.op}, which is nearest: {proof.reason}", frozenset({candidate.op}))
     twin["ferryman_dims"] = dims[candidate.kind, candidate.width]
@@ -217,8 +216,10 @@ def _shown(
         return Refusal(f"not {candidate.op}, which is nearest: {error}", frozenset({candidate.op}))
     except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
         return Refusal(f"not {candidate.op}, which is nearest: {type(error).__name__}: {error}".split("\n", 1)[0][:300])
+    known = runs if "ferryman_wide" not in twin and not candidate.rows else {}
     again = [scalars.test_of(n, t, (fixed or {})[n]) for n, t in own.items()]
-    added = bool(candidate.added) and _takes_addition(followed, twin, names, candidate)
+    sums: dict[int, Any] = {}
+    added = bool(candidate.added) and takes_addition(followed, twin, names, candidate, sums)
     try:
         guards = tuple(trace.guards())
     except Unproven as error:
@@ -228,7 +229,13 @@ def _shown(
         candidate.expression,
         ("x", "gate") if candidate.gate else ("x",),
         parameters,
-        (*(_gated_tests if candidate.gate else _tests)(followed, twin, names, candidate, added), *more, *again),
+        (
+            *(_gated_tests if candidate.gate else _tests)(
+                followed, twin, names, candidate, known, sums if added else None
+            ),
+            *more,
+            *again,
+        ),
         guards,
         proof,
         digest_of(type(module)),
@@ -259,7 +266,12 @@ def _alone(run: Callable[..., Any], twin: dict[str, Any], names: Sequence[str], 
 
 
 def _tests(
-    kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate, added: bool
+    kind: type[nn.Module],
+    state: dict[str, Any],
+    names: Sequence[str],
+    candidate: Candidate,
+    known: Runs,
+    sums: dict[int, Any] | None,
 ) -> tuple[str, ...]:
     """What a call must be for the candidate's expression to hold: x of the tensors' dtype; or in float32 and these
     narrower, where that is shown as well, with an addition before it, too, if it takes one."""
@@ -276,8 +288,8 @@ def _tests(
         ours = [f"self.{n}.dtype" for n in candidate.uses]
         only = "ferryman_wide" in state
         tests += ["x.dtype is torch.float32"] * only
-        wide = not only and bool(ours) and _prove(kind, state, names, candidate, frozenset({0})).ok
-        if wide and (not added or _takes_addition(kind, state, names, candidate, frozenset({0, 1}))):
+        wide = not only and bool(ours) and prove(kind, state, names, candidate, frozenset({0}), known).ok
+        if wide and (sums is None or takes_addition(kind, state, names, candidate, sums, frozenset({0, 1}))):
             tests += [f"{ours[0]} is {dtype}" for dtype in ours[1:]]
             tests.append(f"(x.dtype is {ours[0]} or x.dtype is torch.float32 and {ours[0]}.itemsize < 4)")
         else:
@@ -287,12 +299,17 @@ def _tests(
 
 
 def _gated_tests(
-    kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate, added: bool
+    kind: type[nn.Module],
+    state: dict[str, Any],
+    names: Sequence[str],
+    candidate: Candidate,
+    known: Runs,
+    sums: dict[int, Any] | None,
 ) -> tuple[str, ...]:
     """A gate of x's shape, all of one dtype; or x in float32 and the others narrower, where that is shown as well."""
     ours = [f"self.{n}.dtype" for n in candidate.uses]
     same = " and ".join(f"gate.dtype is {dtype}" for dtype in ours) or "gate.dtype is x.dtype"
-    mixed = _prove(kind, state, names, candidate, frozenset({0})).ok
+    mixed = prove(kind, state, names, candidate, frozenset({0}), known).ok
     wide = "(x.dtype is gate.dtype or x.dtype is torch.float32)" if mixed else "x.dtype is gate.dtype"
     narrow = "gate.dtype.itemsize < 8 and gate.dtype.is_floating_point"
     return "gate is not None", "gate.shape == x.shape", same, wide, narrow
@@ -301,88 +318,6 @@ def _gated_tests(
 def no_gradient(tensors: Sequence[str]) -> str:
     """A test that no gradient of these is needed."""
     return f"not (torch.is_grad_enabled() and ({' or '.join(f'{t}.requires_grad' for t in tensors)}))"
-
-
-def _refuted(first: First, state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> Proof | None:
-    """Why a candidate is none, where the first of its inputs shows it; what the proof would say."""
-    if candidate.rows:
-        return None
-    width = state["ferryman_cut"].get(candidate.width, candidate.width)
-
-    def given() -> tuple[Any, ...]:
-        x = next(shaped(beyond.inputs_of(width, candidate.axis), state, candidate))
-        return (x, *(beyond.gating(x, 0) if candidate.gate else ()), *tensors_of(state, names, 7))
-
-    key = width, candidate.axis, candidate.gate, tuple(state["ferryman_dims"])
-    return first.refuted(key, given, _meaning(state, names, candidate), candidate.gradient)
-
-
-def _meaning(state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> Callable[..., Any]:
-    """A candidate's expression, as a function of what its module is given and has."""
-    count = 2 if candidate.gate else 1
-    expression = compiled(candidate.expression, ("self", "x", "gate")[: 1 + count], ops=_DEFINITIONS)
-    return lambda *given: expression(
-        types.SimpleNamespace(**(state | dict(zip(names, given[count:], strict=True)))), *given[:count]
-    )
-
-
-def _prove(
-    kind: type[nn.Module],
-    state: dict[str, Any],
-    names: Sequence[str],
-    candidate: Candidate,
-    wide: frozenset[int] = frozenset(),
-) -> Proof:
-    """The instrumented module against the candidate's expression, in both modes. wide: tensors that are float32 where
-    the others are narrower, of a candidate that is proven with all of one dtype."""
-    cut: dict[int, int] = state["ferryman_cut"]
-    tensors = tensors_of(state, names, 7)
-    inputs: list[tuple[Any, ...]]
-    if candidate.rows:
-        # rows of any length: what bounds a row's norm shows, whatever the bound
-        known = [v for v in (*state.values(), *state["ferryman_named"]) if isinstance(v, int) and v is not True]
-        table = tensors[names.index(candidate.rows)].shape[0]
-        drawn_ids = list(
-            beyond.taken(beyond.ids(table, known), functools.partial(original, kind, state, names, False), tensors)[0]
-        )
-        inputs = [(ids, *tensors) for ids in drawn_ids]
-        inputs += [(drawn_ids[0], *(t * 2.0**power for t in tensors)) for power in (-200, 200)]
-    else:
-        width = cut.get(candidate.width, candidate.width)
-        inputs = [
-            (x, *(beyond.gating(x, i) if candidate.gate else ()), *tensors)
-            for i, x in enumerate(shaped(beyond.inputs_of(width, candidate.axis), state, candidate))
-        ]
-    proof = Proof(False)
-    for training in (False, True):
-        proof = prove(
-            functools.partial(original, kind, state, names, training),
-            _meaning(state, names, candidate),
-            inputs[: _WIDE if wide else None],
-            storage=() if "ferryman_wide" in state else STORAGE,
-            gradients=candidate.gradient,
-            wide=wide,
-        )
-        if not proof.ok:
-            break
-    return proof
-
-
-def _takes_addition(
-    kind: type[nn.Module],
-    state: dict[str, Any],
-    names: Sequence[str],
-    candidate: Candidate,
-    wide: frozenset[int] = frozenset(),
-) -> bool:
-    tensors = tensors_of(state, names, 9)
-    expression = compiled(candidate.added, ("self", "x", "addend"), ops=_DEFINITIONS)
-    return adding.proven(
-        functools.partial(original, kind, state, names, False),
-        lambda x, r, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x, r),
-        [(x, *tensors) for x in shaped(beyond.inputs_of(candidate.width), state, candidate)][: _WIDE if wide else None],
-        wide,
-    )
 
 
 def role_forward(role: Role, kind: Any, served: Any = None) -> types.FunctionType:

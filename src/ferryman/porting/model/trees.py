@@ -71,3 +71,11 @@ def attribute_of(node: ast.expr, self_name: str | None) -> str | None:
         node = node.value
     mine = isinstance(node, ast.Name) and node.id == self_name and names
     return ".".join(reversed(names)) if mine else None
+
+
+def around(tree: ast.AST, part: ast.AST) -> set[int]:
+    """A part of a tree and what it stands in, by id."""
+    if tree is part:
+        return {id(tree)}
+    inside = set[int]().union(*(around(child, part) for child in ast.iter_child_nodes(tree)))
+    return inside | {id(tree)} if inside else inside

@@ -17,6 +17,7 @@ from ferryman.porting.model.distance import LIMIT, Disagreement, distance, flat
 from ferryman.porting.model.leaf import NARROW, names_reached, settings_of
 from ferryman.porting.model.trace import Trace, numbers_in
 
+_OF_MODE = {"training", "__dict__", "vars", "getattr", "eval", "exec", "copy", "deepcopy"}  # by what code reads a mode
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 
 
@@ -35,6 +36,7 @@ def narrowed(module: nn.Module, leaf: Leaf, numbers: frozenset[float]) -> dict[s
         if isinstance(value, int) and not isinstance(value, bool) and value in cut:
             state[name] = cut[value]
     state["ferryman_cut"], state["ferryman_named"] = cut, named
+    state["ferryman_modes"] = (False, True) if _OF_MODE & names_reached(type(module)) else (False,)
     return state
 
 

@@ -6,6 +6,7 @@ Drawn inputs show nothing of what such a reading decides, however many there are
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,12 +52,17 @@ class _Above(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@functools.cache
+def _depends(func: Any) -> bool:
+    return bool(_DEPENDS & set(getattr(func, "tags", ()))) and func is not torch.ops.aten.index.Tensor
+
+
 class _Below(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _DEPENDS & set(getattr(func, "tags", ())) and func is not torch.ops.aten.index.Tensor:
+        if _depends(func):
             raise Unproven(f"it reads what a tensor holds ({func})")
         if func is torch.ops.aten.index.Tensor and any(i is not None and i.dtype in _MASKS for i in args[1]):
             raise Unproven("it reads what a tensor holds (a mask as an index)")

@@ -1,0 +1,130 @@
+"""What parts look like: the values next to their products, and the numbers in them that other tensors' sizes say."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from ferryman.porting.model.nodes import Node
+
+MOST_LEAVES = 4
+TURNS = {"cat", "stack", "view_as_complex", "roll", "call", "concat", "concatenate", "hstack", "fill"}
+PRODUCTS = {"MatMult", *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm))}
+
+
+def stacks(nodes: Iterable[Node]) -> int:
+    """How many tensors of the module's of three dimensions there are, as layers of experts have them."""
+    return sum(isinstance(n.value, Tensor) and n.value.dim() == 3 for n in nodes)
+
+
+def products(nodes: Iterable[Node]) -> int:
+    """How many products of two values that flow there are."""
+    return sum(n.kind == "op" and n.label in PRODUCTS for n in nodes)
+
+
+def of_several(root: Node, leaves: tuple[Node, ...]) -> bool:
+    """Whether a part of more than two values may be one at all."""
+    inside = root.inside(frozenset(leaves))
+    if stacks(inside) == 2 or {n.label for n in inside} & TURNS:
+        return True
+    tensors = any(isinstance(n.value, Tensor) for n in inside if n.kind == "self")
+    return (
+        products(inside) == 2
+        and not tensors
+        and (sum(not n.counts() for n in leaves) == 3 or of_products(root, leaves) is not None)
+    )
+
+
+def number_of(root: Node, leaves: tuple[Node, ...]) -> Node | None:
+    """The largest number that is computed of those among leaves, or the only one of these; else None."""
+    inside = root.inside(frozenset(leaves))
+    mine = {n for n in leaves if n.counts()}
+    values = frozenset(leaves) - mine
+    known = {n for n in inside if n.counts() and mine & set(n.inside(values))} | mine
+    outer = known - {child for n in known for child in n.children}
+    within = {child for n in inside if n not in known for child in n.children if child in known}
+    if len(outer) == 1 and within == outer:
+        return next(iter(outer))
+    return next(iter(mine)) if len(mine) == 1 else None
+
+
+def of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None:
+    """The places of those that the first of two products is of, of the second's other one, and of the rest; None where
+    it is not one each."""
+    inside = root.inside(frozenset(leaves))
+    first, second = (n for n in inside if n.kind == "op" and n.label in PRODUCTS)
+    ends = frozenset(leaves)
+    leaves = tuple(n for n in leaves if not n.counts())
+    if first not in second.inside(ends):
+        return None
+
+    def of(node: Node) -> set[Node]:
+        return {leaf for leaf in leaves if leaf is node or any(leaf in n.children for n in node.inside(ends))}
+
+    def operands(node: Node) -> list[set[Node]]:
+        given = [of(child) for child in node.children if child is not first and first not in child.inside(ends)]
+        given = [known for known in given if known]
+        return given[1:] if node.label == "baddbmm" and len(given) == 3 else given
+
+    terms = [*operands(first), *operands(second)]
+    places = [leaves.index(next(iter(known))) for known in terms if len(known) == 1]
+    if len(terms) != 3 or len(set(places)) != 3:
+        return None
+    return (*places, *(i for i in range(len(leaves)) if i not in places))
+
+
+def closest(root: Node, known: Callable[[Node], bool]) -> frozenset[Node] | None:
+    """The values next to two products that a node is computed of, and the numbers that are sizes of others; None where
+    it has no two, or too many values."""
+    inside = root.inside(frozenset())
+    first = next((n for n in inside if n.kind == "op" and products([n])), None)
+    if first is None:
+        return None
+    cut: set[Node] = set()
+    counts: list[Node] = []
+
+    def add(node: Node, whole: bool) -> bool:
+        counts.extend([node] if node.counts() else [])
+        if node.counts() or not any(n.kind == "leaf" for n in node.inside(frozenset())):
+            return True
+        plain = node.kind == "op" and not isinstance(node.tree, ast.Attribute | ast.Slice | ast.Tuple | ast.List)
+        if whole and (known(node) if plain else isinstance(node.tree, ast.Name)):
+            cut.add(node)
+            return True
+        on_path = {id(n) for n in node.children if first in n.inside(frozenset())}
+        return bool(node.children) and all(add(n, id(n) not in on_path) for n in node.children)
+
+    if not add(root, False) or not 2 < len(cut) <= MOST_LEAVES:
+        return None
+    values = frozenset(cut)
+    for node in counts:
+        below = node.inside(values)
+        if any(n.kind == "leaf" for n in below):
+            cut |= {n for n in below if n.counts() and known(n) and any(m.kind == "leaf" for m in n.inside(values))}
+    inside = root.inside(frozenset(cut))
+    whole = products(inside) == 2 and all(n.kind != "leaf" for n in inside)
+    return frozenset(cut) if whole else None
+
+
+def with_numbers(root: Node, cut: frozenset[Node], known: Callable[[Node], bool]) -> frozenset[Node] | None:
+    """A cut with numbers in the place of values of which the part reads sizes alone; None where there are none."""
+    inside = root.inside(cut)
+    of_sizes = {
+        v for v in cut if v.kind != "constant" and all(n.counts() for n in inside if v in n.children) and v is not root
+    }
+    of_sizes = {v for v in of_sizes if not v.counts()}
+    rest = cut - of_sizes
+    numbers = {n for n in inside if n.counts() and known(n) and of_sizes & set(_below(n, cut))}
+    outer = numbers - {m for n in numbers for m in n.inside(cut) if m is not n}
+    for chosen in (outer, numbers) if of_sizes and rest else ():
+        if not of_sizes & set(root.inside(rest | chosen)):
+            return rest | chosen
+    return None
+
+
+def _below(node: Node, cut: frozenset[Node]) -> set[Node]:
+    """Values of a cut that a node is computed of."""
+    return {child for n in node.inside(cut) for child in n.children if child in cut}
