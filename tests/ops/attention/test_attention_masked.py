@@ -245,7 +245,7 @@ def test_any_mask_is_right(first: int, interpreter: Interpreter) -> None:
 @pytest.mark.slow
 def test_the_ops_cases_are_right_with_devices_tiles(interpreter: Interpreter) -> None:
     verdicts = _interpreted(interpreter, "_tiles()")
-    assert len(verdicts) == 12 and set(verdicts.values()) == {"SIMULATED"}, verdicts
+    assert len(verdicts) >= 12 and set(verdicts.values()) == {"SIMULATED"}, verdicts
 
 
 @pytest.mark.slow
