@@ -54,6 +54,53 @@ def integers(x, out, N: tl.constexpr):
 
 
 @triton.jit
+def operators(x, y, out, N: tl.constexpr, C: tl.constexpr):
+    """Every operator between blocks, rows and columns, scalars and numbers, from either side."""
+    at = tl.arange(0, N)
+    places = at[:, None] * N + at[None, :]
+    a, b = tl.load(x + places), tl.load(y + places)
+    row, column, one = tl.load(x + at)[None, :], tl.load(y + at)[:, None], tl.load(x + N + 1)
+    total = a + b - column * row + (a - one) * (one - b) + (a + C - 2) * (3 - b) + (one + row) - (column + one)
+    total += tl.where(a < b, a, b) + tl.where(a <= row, row, a) + tl.where(one > column, column, one)
+    total += tl.where((a >= 0) & (b != 0) | (a == b) ^ (row < column), 2.0, -a)
+    # whether an array is turned decides in which order its rows are summed
+    turned = tl.trans(a * C) * 3 + 0.1 + one
+    total += tl.sum(turned + tl.trans(b), 1)[:, None] + tl.sum(turned * row, 0)[None, :]
+    total += tl.where(a > -2.5, a / 3, a / b) + 1 / (one + 7) + (b > C).to(tl.float32)
+    tl.store(out + places, total)
+    tl.store(out + N * N + places, tl.where(a < 0, -0.0, 0.0) + 0 - (a * 0))
+
+
+@triton.jit
+def widths(x, y, out, N: tl.constexpr):
+    """The operators between integers of all widths and signs, the bits, the pointers, and casts among them."""
+    at = tl.arange(0, N)
+    a, b, one = tl.load(x + at), tl.load(y + at), tl.load(x + 3)
+    tl.store(out + at, ((a + b) * 3 - one).to(tl.int64))
+    tl.store(out + N + at, ((a & 7) | (b ^ one) & 6).to(tl.int64))
+    tl.store(out + 2 * N + at, ((b | a) - (b & a)).to(tl.int64) + (a < 5).to(tl.int64) * 2 + (one != b))
+    tl.store((out + 3 * N) + at.to(tl.int64), (a.to(tl.float32) * 0.5).to(tl.int32).to(tl.int64))
+    wide = a.to(tl.int64) * 5 - b.to(tl.int64) + at
+    tl.store(at + (out + 4 * N), tl.where(wide > at, wide, at.to(tl.int64)) + (b.to(tl.int16) == a.to(tl.int16)))
+    tl.store(out + 5 * N + at, (a.to(tl.float16) + 0.5).to(tl.float32).to(tl.int64))
+
+
+@triton.jit
+def below_zero(x, N: tl.constexpr):
+    tl.store(x + tl.arange(0, N), (tl.arange(0, N).to(tl.uint32) + -1).to(tl.float32))
+
+
+@triton.jit
+def too_large(x, N: tl.constexpr):
+    tl.store(x + tl.arange(0, N), (tl.arange(0, N).to(tl.int8) + 300).to(tl.float32))
+
+
+@triton.jit
+def half_a_place(x, N: tl.constexpr):
+    tl.store(x + tl.arange(0, N) * 0.5, 1.0)
+
+
+@triton.jit
 def unequal(x, N: tl.constexpr):
     tl.store(x + tl.arange(0, N), tl.arange(0, N) + tl.arange(0, 2 * N))
 
@@ -70,6 +117,12 @@ def floats() -> list[torch.Tensor]:
         out = torch.full((2, N, N), float("nan"), dtype=dtype)
         shapes[(2,)](x.to(dtype).reshape(N, N), out, N=N)
         outputs.append(out)
+        a, b = x.to(dtype).reshape(N, N), (x.flip(0) * 0.75).round().to(dtype).reshape(N, N)
+        a[2, 3], b[4, 5], a[6, 7], b[0, 0] = float("nan"), float("inf"), -0.0, 0.0
+        for right in (b, b.t(), b.float()):
+            out = torch.full((2, N, N), float("nan"), dtype=dtype)
+            operators[(1,)](a, right, out, N=N, C=4)
+            outputs.append(out)
     return outputs
 
 
@@ -77,7 +130,15 @@ def whole() -> list[torch.Tensor]:
     x = torch.arange(N, dtype=torch.int32) * 46_341 - 123_456
     out = torch.zeros(5, N, dtype=torch.int32)
     integers[(1,)](x, out, N=N)
-    return [out]
+    outputs = [out]
+    kinds = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+    for left in kinds:
+        for right in kinds:
+            out = torch.zeros(6, N, dtype=torch.int64)
+            a = torch.arange(N).mul(37).sub(90 if left.is_signed else 0).to(left)
+            widths[(1,)](a, torch.arange(N).mul(11).to(right), out, N=N)
+            outputs.append(out)
+    return outputs
 
 
 def error(launch: Callable[[], object]) -> str:
@@ -90,7 +151,8 @@ def error(launch: Callable[[], object]) -> str:
 
 def all_of_it() -> tuple[list[torch.Tensor], list[str]]:
     x = torch.zeros(2 * N)
-    refused = [error(lambda: unequal[(1,)](x, N=N)), error(lambda: odd[(1,)](x, N=N))]
+    kernels = (unequal, odd, below_zero, too_large, half_a_place)
+    refused = [error(lambda kernel=kernel: kernel[(1,)](x, N=N)) for kernel in kernels]
     return floats() + whole(), refused
 
 
@@ -102,3 +164,5 @@ for _ in range(2):  # once with nothing kept, once with everything
     assert raised_after == raised_before, (raised_before, raised_after)
 assert all(bool(t.isfinite().all()) for t in before[:1]), "the comparison is of numbers"
 assert "incompatible dimensions" in raised_before[0] and "power of 2" in raised_before[1], raised_before
+assert "negative scalar" in raised_before[2] and "out of range" in raised_before[3], raised_before
+assert "IncompatibleTypeError" in raised_before[4], raised_before

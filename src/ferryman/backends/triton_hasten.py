@@ -14,6 +14,8 @@ import inspect
 import math
 from typing import Any
 
+from ferryman.backends.triton_operators import hasten_operators, operator_of
+
 
 @functools.cache
 def hasten() -> None:
@@ -21,10 +23,11 @@ def hasten() -> None:
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     language: Any = importlib.import_module("triton.language")
     _nested_calls(interpreter, language)
-    _builtins(interpreter)
+    _builtins(interpreter, language.core)
     _types(interpreter, language.core)
     _promotions(interpreter, language.core)
     _overflows(interpreter)
+    hasten_operators(interpreter, language.core)
 
 
 def _nested_calls(interpreter: Any, language: Any) -> None:
@@ -56,11 +59,13 @@ def _nested_calls(interpreter: Any, language: Any) -> None:
     interpreter.InterpretedFunction.__call__ = called
 
 
-def _builtins(interpreter: Any) -> None:
-    """A builtin of the language gets its semantics in place, and not in a copy of its keywords."""
+def _builtins(interpreter: Any, core: Any) -> None:
+    """A builtin of the language gets its semantics in place, not in a copy of its keywords. The builtins of a module or
+    a class are listed once, not at each launch."""
+    listed = dict[Any, list[tuple[str, Any, Any]]]()
+    semantics = dict[Any, Any]()
 
-    def patch(target: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        semantic = interpreter.TritonSemantic(builder)
+    def replaced(target: Any, name: str, member: Any, semantic: Any) -> Any:
         # what a builtin is wrapped in asks only whether the semantics are given
         body = getattr(member, "__wrapped__", member)
 
@@ -68,9 +73,18 @@ def _builtins(interpreter: Any) -> None:
             more["_semantic"] = semantic
             return body(*args, **more)
 
-        scope.set_attr(target, name, run)
+        return (operator_of(name, member, semantic, core) if target is core.tensor else None) or run
 
-    interpreter._patch_attr = patch
+    def patch(target: Any, builder: Any, scope: Any) -> None:
+        if target not in listed:
+            semantic = semantics.setdefault(builder, interpreter.TritonSemantic(builder))
+            members = ((n, m) for n, m in inspect.getmembers(target) if core.is_builtin(m))
+            listed[target] = [(n, m, replaced(target, n, m, semantic)) for n, m in members]
+        for name, member, own in listed[target]:
+            if getattr(target, name) is member:  # a function that another one calls is patched again
+                scope.set_attr(target, name, own)
+
+    interpreter._patch_builtin = patch
 
 
 def _types(interpreter: Any, core: Any) -> None:
@@ -88,6 +102,7 @@ def _types(interpreter: Any, core: Any) -> None:
         if cached is None:
             block(self, element_ty, shape)
             blocks[key] = self.shape, self.numel, f"<{self.shape}, "
+            self.shape.ferryman_kinds, self.shape.ferryman_spread = {}, {}
             return
         self.element_ty = element_ty
         self.shape, self.numel, head = cached
@@ -95,13 +110,15 @@ def _types(interpreter: Any, core: Any) -> None:
 
     @functools.wraps(core.tensor.__init__)
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
-        core.base_value.__init__(self)
-        key = tuple(type.shape.values) if type.is_block() else ()
-        cached = tensors.get(key)
-        if cached is None:
-            cached = tensors[key] = core.tuple([core.constexpr(s) for s in key]), core.constexpr(math.prod(key))
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = cached
+        parts = type.__dict__.get("ferryman_parts")
+        if parts is None:
+            key = tuple(type.shape.values) if type.is_block() else ()
+            cached = tensors.get(key)
+            if cached is None:
+                cached = tensors[key] = core.tuple([core.constexpr(s) for s in key]), core.constexpr(math.prod(key))
+            parts = type.ferryman_parts = (*cached, type.scalar)
+        self.handle, self.type = handle, type
+        self.shape, self.numel, self.dtype = parts
 
     def numpy_of(dtype: Any) -> Any:
         if isinstance(dtype, core.pointer_type):

@@ -39,12 +39,14 @@ class Judgement:
     judged: Tensor
     misplaced: Worst | None
     worst: Worst | None
+    ratio: Tensor  # of every element: its error in units of its bound
 
     @classmethod
     def of(cls, name: str, got: Tensor, exact: Tensor, bound: Bound) -> Judgement:
         judged, misplaced = metrics.masks(name, got, exact, bound)
-        worst = metrics.worst(name, got, exact, bound.total, judged)
-        return cls(name, got, exact, bound, judged, misplaced, worst)
+        ratio = metrics.ratios(got, exact, bound.total)
+        worst = metrics.worst(name, got, exact, bound.total, judged, ratio)
+        return cls(name, got, exact, bound, judged, misplaced, worst, ratio)
 
     @property
     def within(self) -> bool:
@@ -97,7 +99,8 @@ def judge(
         "distribution": [
             sum(c)
             for c in zip(
-                *(metrics.distribution(j.got, j.exact, j.bound.total, j.judged) for j in judgements), strict=True
+                *(metrics.distribution(j.got, j.exact, j.bound.total, j.judged, j.ratio) for j in judgements),
+                strict=True,
             )
         ],
         "reduction": prepared.reduction(),

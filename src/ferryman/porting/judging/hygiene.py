@@ -34,9 +34,12 @@ class Runs:
 def _poison(primitive: Primitive, args: tuple[Any, ...], pattern: int) -> None:
     """Fill memory of the outputs' sizes and free it: the allocator hands it to the implementation next."""
     blocks = [block for block in as_tuple(primitive.meta(*args)) if block.numel()]
-    blocks += [torch.empty_like(b) for b in blocks if b.untyped_storage().nbytes() <= _SMALL for _ in range(_BLOCKS)]
+    filled = []  # all of them at once: the allocator gives none twice
     for block in blocks:
+        size = block.untyped_storage().nbytes()
         torch.empty(0, dtype=torch.uint8, device=block.device).set_(block.untyped_storage()).fill_(pattern)
+        for _ in range(_BLOCKS if size <= _SMALL else 0):
+            filled.append(torch.full((size,), pattern, dtype=torch.uint8, device=block.device))
 
 
 def bitwise_equal(a: Tensor, b: Tensor) -> bool:

@@ -115,20 +115,24 @@ def bounds(
     *,
     saved_exact: bool,
     shown: bool,
+    statistics: bool = True,
 ) -> tuple[Bound, ...]:
-    """``shown``: the low-precision reference itself applies the declared roundings, so they add no variance."""
+    """``shown``: the low-precision reference itself applies the declared roundings, so they add no variance.
+    ``statistics``: with what G3 and G4 ask for, the variance and the systematic part; else they are 0."""
     factors = declared.terms(storage, saved_exact)
     limits = []
     for given, exact, dtype in zip(terms, oracle, out_dtypes, strict=True):
         total = UNIT[dtype] * exact.abs() + _LEAST[dtype]
         variance = systematic = torch.zeros_like(exact)
-        if "bias" in given:
+        if statistics and "bias" in given:
             systematic = systematic + given["bias"] * factors["accumulate"]
         for name, term in given.items():
             if name not in factors:
                 continue
             part = term * factors[name]
             total = total + part
+            if not statistics:
+                continue
             if (
                 name in ("absolute", "tf32-rz")
                 or name.endswith("_flush")
@@ -203,14 +207,22 @@ def masks(output: str, got: Tensor, exact: Tensor, allowed: Bound) -> tuple[Tens
     return judged, Worst(output, _at(first, got.shape), *flat, math.inf)
 
 
-def worst(output: str, got: Tensor, exact: Tensor, bound: Tensor, judged: Tensor) -> Worst | None:
-    """The largest error in units of its bound; None where nothing is judged. NaN bounds count as unmet."""
+def ratios(got: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
+    """Every error in units of its bound."""
+    return (got.double() - exact).abs() / bound
+
+
+def worst(
+    output: str, got: Tensor, exact: Tensor, bound: Tensor, judged: Tensor, ratio: Tensor | None = None
+) -> Worst | None:
+    """The largest error in units of its bound; None where nothing is judged. NaN bounds count as unmet. ``ratio``: as
+    `ratios` gives it."""
     if got.numel() == 0 or not bool(judged.any()):
         return None
-    ratio = (got.double() - exact).abs() / bound
+    ratio = ratios(got, exact, bound) if ratio is None else ratio
     ratio = torch.where(judged, ratio.nan_to_num(nan=math.inf, posinf=math.inf), -1.0)
     flat = int(ratio.argmax())
-    pick = [t.flatten()[flat].item() for t in (got.double(), exact, bound, ratio)]
+    pick = [float(t.flatten()[flat].item()) for t in (got, exact, bound, ratio)]
     return Worst(output, _at(flat, got.shape), *pick)
 
 
@@ -243,12 +255,16 @@ def noise(got: Tensor, reference: Tensor, exact: Tensor, bound: Bound, judged: T
     None: too few elements for an interval.
     """
     where = judged & reference.isfinite()
-    if int(where.sum()) < ENOUGH:
+    count = int(where.sum())
+    if count < ENOUGH:
         return None
-    scale = bound.total[where]
-    mine = ((got[where].double() - exact[where]) / scale).square()
-    allowed = _NOISE**2 * ((reference[where].double() - exact[where]) / scale).square()
-    allowed = allowed + bound.variance[where] / scale.square()
+    whole = count == where.numel()  # almost always: then no element is left out
+    mine, low, right, scale, variance = (
+        t.reshape(-1) if whole else t[where] for t in (got, reference, exact, bound.total, bound.variance)
+    )
+    mine = ((mine.double() - right) / scale).square()
+    allowed = _NOISE**2 * ((low.double() - right) / scale).square()
+    allowed = allowed + variance / scale.square()
     top, bottom = float(mine.mean()), float(allowed.mean())
     if top <= bottom:
         return Noise(math.sqrt(top / bottom) if bottom > 0 else 0.0, top - bottom, len(mine))
@@ -325,8 +341,15 @@ def _systematic(bound: Bound, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if bound.systematic is None else bound.systematic.expand_as(like)
 
 
-def distribution(got: Tensor, exact: Tensor, bound: Tensor, judged: Tensor) -> list[int]:
-    """How many judged elements have which error in bounds: below the first of EDGES, between them, from the last on."""
-    ratio = ((got.double() - exact).abs() / bound)[judged].nan_to_num(nan=math.inf)
-    place = torch.bucketize(ratio, torch.tensor(EDGES, dtype=torch.float64, device=ratio.device), right=True)
-    return [int(n) for n in place.bincount(minlength=len(EDGES) + 1)]
+@lru_cache(maxsize=8)
+def _edges(device: torch.device) -> Tensor:
+    return torch.tensor(EDGES, dtype=torch.float64, device=device)
+
+
+def distribution(got: Tensor, exact: Tensor, bound: Tensor, judged: Tensor, ratio: Tensor | None = None) -> list[int]:
+    """How many judged elements have which error in bounds: below the first of EDGES, between them, from the last on.
+    ``ratio``: as `ratios` gives it."""
+    ratio = ratios(got, exact, bound) if ratio is None else ratio
+    ratio = (ratio.flatten() if bool(judged.all()) else ratio[judged]).nan_to_num(nan=math.inf)
+    place = torch.bucketize(ratio, _edges(ratio.device), right=True)
+    return place.bincount(minlength=len(EDGES) + 1).tolist()

@@ -39,6 +39,7 @@ class Prepared:
     independent: bool
     seed: int = SEED
     kept: dict[Any, Any] = field(default_factory=dict)  # what a gate worked out for every implementation alike
+    _bounds: dict[Declared, tuple[Bound, ...]] = field(default_factory=dict)
     _references: dict[frozenset[str], tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
@@ -57,8 +58,10 @@ class Prepared:
         return self._references[roundings]
 
     def bounds(self, declared: Declared) -> tuple[Bound, ...]:
-        """What each element of each output may be off by."""
-        return metrics.bounds(
+        """What each element of each output may be off by. It is kept where it needs little memory."""
+        if declared in self._bounds:
+            return self._bounds[declared]
+        limits = metrics.bounds(
             self.terms,
             self.oracle,
             [t.dtype for t in self.declared],
@@ -67,6 +70,9 @@ class Prepared:
             saved_exact=self.backward,
             shown=self.primitive.limits.rounded is not None,
         )
+        if self.small:
+            self._bounds[declared] = limits
+        return limits
 
     def reduction(self) -> int | None:
         """How many terms are summed for one element of the result."""

@@ -361,7 +361,9 @@ def _allowed(
         next((given[n].dtype for n in shared if _differentiable(given[n])), prepared.dtype)
         for shared in prepared.primitive.gradient.owners
     ]
-    bounds = metrics.bounds(terms, analytic, dtypes, declared, prepared.dtype, saved_exact=True, shown=False)
+    bounds = metrics.bounds(
+        terms, analytic, dtypes, declared, prepared.dtype, saved_exact=True, shown=False, statistics=False
+    )
     if not saved:
         return bounds
     return tuple(

@@ -69,7 +69,13 @@ def canvas(height: float) -> tuple[Any, Any]:
 
 def element(figure: Any, name: str, title: str) -> str:
     """The figure as an element for a page: no prologue, ids of its own, the page's colours, and a label."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     buffer = io.StringIO()
+    FigureCanvasSVG(figure)
+    figure.set_dpi(72)  # SVG's own
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine("none")  # savefig would draw all of it once only to lay it out
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

@@ -60,18 +60,26 @@ def _ran(document: Results) -> list[Cell]:
     return [c for c in document.cells if c.ratio is not None]
 
 
-def _wrong(document: Results, op: str) -> str:
-    return ", ".join(dict.fromkeys(c.implementation for c in document.cells if c.op == op and c.verdict in WRONG))
+def _by_op(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    ops: dict[str, list[Cell]] = {}
+    for cell in cells:
+        ops.setdefault(cell.op, []).append(cell)
+    return ops
+
+
+def _wrong(document: Results) -> dict[str, str]:
+    """{op: its implementations that have a wrong cell}, of those that have one."""
+    ops = _by_op([c for c in document.cells if c.verdict in WRONG])
+    return {op: ", ".join(dict.fromkeys(c.implementation for c in cells)) for op, cells in ops.items()}
 
 
 def distribution(document: Results, edges: Sequence[float] | None, advance: Callable[[], None]) -> list[Plot]:
     """Per op: how the errors lie against the bound, one line per implementation and dtype."""
     cells = _ran(document)
-    names = implementations(document)
+    names, wrong = implementations(document), _wrong(document)
     plots = []
-    for number, op in enumerate(dict.fromkeys(c.op for c in cells)):
-        mine = [c for c in cells if c.op == op]
-        plots.append(Plot(op, _ridges(f"d{number}", op, mine, names, edges), _wrong(document, op)))
+    for number, (op, mine) in enumerate(_by_op(cells).items()):
+        plots.append(Plot(op, _ridges(f"d{number}", op, mine, names, edges), wrong.get(op, "")))
         advance()
     return plots
 
@@ -150,12 +158,11 @@ def _ridge(axes: Any, y: float, binned: Bins, colour: str, worst: float) -> None
 def against_reduction(document: Results, advance: Callable[[], None]) -> list[Plot]:
     """Per op with sums of more than one length: the worst error at each length, in bounds."""
     cells = [c for c in _ran(document) if c.reduction and math.isfinite(c.ratio or 0.0) and c.ratio]
-    names = implementations(document)
+    names, wrong = implementations(document), _wrong(document)
     plots = []
-    for number, op in enumerate(dict.fromkeys(c.op for c in cells)):
-        mine = [c for c in cells if c.op == op]
+    for number, (op, mine) in enumerate(_by_op(cells).items()):
         if len({c.reduction for c in mine}) > 1:
-            plots.append(Plot(op, _growth(f"k{number}", op, mine, names), _wrong(document, op)))
+            plots.append(Plot(op, _growth(f"k{number}", op, mine, names), wrong.get(op, "")))
         advance()
     return plots
 
