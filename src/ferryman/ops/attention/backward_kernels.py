@@ -955,7 +955,7 @@ def attention_backward_dkv(
     inside = key_inside[:, None]
     if HEAD_DIM < BLOCK_D:
         inside = inside & (cols[None, :] < HEAD_DIM)
-    place = _place(head_id, keys, num_keys, apart)
+    place = _place(batch * kv_heads + kv_head, keys, num_keys, apart)
     where = (place * HEAD_DIM)[:, None] + cols[None, :]
     tl.store(grad_k + where, (dk * grad_scale).to(grad_k.dtype.element_ty), mask=inside)
     columns = tl.arange(0, BLOCK_V)
