@@ -31,7 +31,7 @@ CHECK = "h200/check"
 DRAWS = {
     "h100/regret-fourth": "all ops, H100",
     "h100/regret-attention-fifth": "attention alone, H100",
-    "h200/regret-attention-second": "attention alone, H200 without a lockfile",
+    "h200/regret-attention-second": "attention alone, H200, whose lockfile has no region of it",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),

@@ -16,6 +16,7 @@ import ferryman
 from ferryman import ops
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry, select
+from ferryman.ops.primitive import Case
 from tests.interpreter import Interpreter
 
 OP = registry.primitive("attention")
@@ -139,13 +140,18 @@ def _judge(first: int) -> dict[str, str]:
     return verdicts
 
 
+def _masked_cases() -> list[Case]:
+    from ferryman.porting.inputs.cases import cases_of
+
+    return [case for case in cases_of(OP) if case.tier == "small" and case.args.get("mask") is not None]
+
+
 def _tiles() -> dict[str, str]:
     """The op's own cases with a mask, with the tiles and the folded bounds of devices."""
-    from ferryman.porting.inputs.cases import cases_of
     from ferryman.porting.judging.parity import check_cell
 
     verdicts = {}
-    for case in (case for case in cases_of(OP) if case.tier == "small" and case.args.get("mask") is not None):
+    for case in _masked_cases():
         for device in ("mi300x", "h200"):
             one = registry.implementation("attention", TILED)
             cell = check_cell(OP, one, case, torch.float16, simulate=profile(device), times=1)
@@ -245,7 +251,7 @@ def test_any_mask_is_right(first: int, interpreter: Interpreter) -> None:
 @pytest.mark.slow
 def test_the_ops_cases_are_right_with_devices_tiles(interpreter: Interpreter) -> None:
     verdicts = _interpreted(interpreter, "_tiles()")
-    assert len(verdicts) >= 12 and set(verdicts.values()) == {"SIMULATED"}, verdicts
+    assert len(verdicts) == 2 * len(_masked_cases()) >= 12 and set(verdicts.values()) == {"SIMULATED"}, verdicts
 
 
 @pytest.mark.slow

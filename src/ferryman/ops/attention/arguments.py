@@ -34,9 +34,14 @@ def stored_by_rows(*tensors: Tensor) -> bool:
     return all(x.stride(2) > x.stride(1) for x in tensors if x.shape[1] > 1 and x.shape[2] > 1)
 
 
+def by_rows(x: Tensor) -> Tensor:
+    """``x`` (B, H, S, D), dense as (B, S, H, D), which is how a model reads it back; a copy where it is not."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def like_gradients(x: Tensor, ordered: bool) -> Tensor:
     """``x`` (B, H, S, D), dense in the order of `stored_by_rows`; a copy where it is not."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2) if ordered else x.contiguous()
+    return by_rows(x) if ordered else x.contiguous()
 
 
 def check(

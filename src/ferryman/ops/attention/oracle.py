@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ferryman.ops.attention.arguments import NO_DROPOUT, like_gradients, stored_by_rows
+from ferryman.ops.attention.arguments import NO_DROPOUT, by_rows, like_gradients, stored_by_rows
 from ferryman.ops.attention.scores import grouped, kept, probabilities, scores, sink_share, with_sink
 from ferryman.ops.primitive import wide
 
@@ -15,11 +15,6 @@ from ferryman.ops.primitive import wide
 def has_bias_gradient(mask: Tensor | None, need_mask: bool) -> bool:
     """Whether a backward gives the mask's gradient: it was asked for, and the mask is of floats."""
     return need_mask and mask is not None and mask.dtype != torch.bool
-
-
-def _model_layout(out: Tensor) -> Tensor:
-    """(B, H, S, D) laid out as (B, S, H, D), which is how a model reads it back."""
-    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def forward(
@@ -55,7 +50,7 @@ def forward(
     if "o" in roundings and sinks is not None:
         lse = with_sink(alone, sinks)
         out = wide(out.to(q.dtype)) * (1 - sink_share(lse, sinks)).unsqueeze(-1)
-    return _model_layout(out.to(q.dtype)), lse
+    return by_rows(out.to(q.dtype)), lse
 
 
 def backward(
@@ -111,11 +106,11 @@ def backward(
     ds = rounded(ds, "ds") * (head_dim**-0.5 if scale is None else scale)
     grad_q = ds @ wide(grouped(k, heads))
     grad_k = per_key_head(ds.transpose(-1, -2) @ wide(q))
-    by_rows = stored_by_rows(q, k, v)
+    ordered = stored_by_rows(q, k, v)
     return (
-        like_gradients(grad_q.to(q.dtype), by_rows),
-        like_gradients(grad_k.to(k.dtype), by_rows),
-        like_gradients(grad_v.to(v.dtype), by_rows),
+        like_gradients(grad_q.to(q.dtype), ordered),
+        like_gradients(grad_k.to(k.dtype), ordered),
+        like_gradients(grad_v.to(v.dtype), ordered),
         grad_sinks,
         grad_mask,
     )

@@ -567,8 +567,8 @@ def _one_width(
     return _as_wide(grad_out, width), q, k, _as_wide(v, width), _as_wide(out, width)
 
 
-def _layouts(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, width: int | None = None) -> list[Tensor]:
-    return [_vectorised(_model_layout(x)) for x in _one_width(grad_out, q, k, v, out, width)]
+def _layouts(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
+    return [_vectorised(_model_layout(x)) for x in _one_width(grad_out, q, k, v, out)]
 
 
 def _as_cudnn_reads(
