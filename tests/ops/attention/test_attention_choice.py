@@ -64,7 +64,10 @@ OP = registry.primitive("attention")
         ("B4 H32/8 Q2048 K2048 D128 causal window2047", "torch.flash", "profile"),
         ("B2 H32/8 Q4096 K4096 D96 causal chunk8192", "torch.cudnn", "profile"),
         ("B3 H1/1 Q267 K267 D160 causal range", "triton.tiled", "menu"),
-        ("B8 H2/2 Q10138 K10138 D128 causal range", "triton.tiled", "menu"),
+        ("B8 H2/2 Q10138 K10138 D128 causal range", "triton.hopper", "menu"),
+        ("B2 H16/16 Q183 K183 D64 causal range", "triton.tiled", "menu"),
+        ("B4 H32/8 Q2048 K2048 D128 causal range", "triton.hopper", "menu"),
+        ("B8 H2/2 Q10138 K10138 D96 causal range", "triton.tiled", "menu"),
         ("B3 H7/1 Q113 K113 D256 causal sinks", "triton.tiled", "menu"),
     ],
 )
@@ -112,8 +115,9 @@ def test_the_choice_of_gradients_on_an_h100(
     ("name", "chosen"),
     [
         ("B3 H4/4 Q9535 K9535 D72 causal softcap50", "torch.flex"),
-        ("B8 H2/2 Q10138 K10138 D128 causal range", "torch.flex"),
-        ("B1 H128/16 Q3520 K3520 D64 causal range", "triton.tiled"),
+        ("B8 H2/2 Q10138 K10138 D128 causal range", "triton.hopper"),
+        ("B8 H2/2 Q10138 K10138 D96 causal range", "torch.flex"),
+        ("B1 H128/16 Q3520 K3520 D64 causal range", "triton.hopper"),
         ("B1 H16/16 Q9160 K9160 D64 causal softcap50", "triton.tiled"),
         ("B28 H4/1 Q308 K5703 D160 causal", "torch.flash"),
         ("B7 H2/1 Q999 K999 D256 causal range", "triton.tiled"),

@@ -12,6 +12,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
+from ferryman.ops.attention.scores import visible_in
 from tests.bounded import U32
 from tests.ops.attention.attention_lines import attention
 
@@ -72,6 +73,7 @@ def judge(
     lse: Tensor,
     scale: float | None = None,
     bias: Tensor | None = None,
+    key_range: Tensor | None = None,
 ) -> None:
     """Within the sum of the rounding of P, of the output, and of float32 sums in whatever order."""
     group, dim, keys = q.shape[1] // k.shape[1], q.shape[3], k.shape[2]
@@ -80,7 +82,11 @@ def judge(
     scores, size = q64 @ k64.mT * scale, q64.abs() @ k64.abs().mT * scale
     if bias is not None:
         scores, size = scores + bias.double(), size + bias.double().abs().nan_to_num(posinf=0.0)
-    if causal:
+    if key_range is not None:
+        unseen = visible_in(q, k, causal, None, key_range, None)
+        assert unseen is not None
+        scores = scores.masked_fill(~unseen, -math.inf)
+    elif causal:
         scores = scores.masked_fill(hidden(q.shape[2], keys), -math.inf)
     want_lse = scores.logsumexp(-1)
     p = torch.exp(scores - want_lse.masked_fill(want_lse == -math.inf, 0.0)[..., None])
@@ -183,6 +189,51 @@ def test_a_float_mask_within_the_bounds_of_float64(
     assert (out[:, :, 5] == 0).all() and (lse[:, :, 5] == -math.inf).all()
     again = attention(q, k, v, causal, None, None, 0.0, bias, target)
     assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+
+
+RANGES = [(0, 700), (0, 1), (130, 700), (127, 256), (699, 700), (300, 300), (500, 20), (-9, 10_000), (256, 513)]
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("queries", [129, 700, 1111])
+def test_a_key_range_within_the_bounds_of_float64(
+    ran: list[str], target: Any, queries: int, dim: int, causal: bool, with_bias: bool
+) -> None:
+    """What a range leaves out is nothing that a row takes part of, whatever it holds but for what is not finite."""
+    batch = len(RANGES)
+    key_range = torch.tensor(RANGES, dtype=torch.int32, device=GPU)
+    q, k, v = operands(batch, 4, 2, queries, 700, dim, torch.bfloat16)
+    bias = biased((1, 4, queries, 700), "wider", torch.bfloat16) if with_bias else None
+    sinks = torch.tensor([0.5, -1.0, -math.inf, 3.0], device=GPU)
+    options = (causal, None, None, 0.0, bias, None, key_range, None, 0.0, None, target)
+    out, lse = attention(q, k, v, *options)
+    assert ran == ["attention_forward_hopper"]
+    judge(q, k, v, causal, out, lse, bias=bias, key_range=key_range)
+    again = attention(q, k, v, *options)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+    with_sinks = attention(q, k, v, *options[:5], sinks, *options[6:])
+    want = torch.logaddexp(lse.double(), sinks.double()[None, :, None])
+    assert torch.equal(with_sinks[1] == -math.inf, want == -math.inf)
+    seen = want > -math.inf
+    assert ((with_sinks[1].double() - want)[seen].abs() <= 8 * U32 * (1 + want[seen].abs())).all()
+    assert (out[5:7] == 0).all() and (lse[5:7] == -math.inf).all()
+    assert ran == ["attention_forward_hopper"] * 3
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_keys_outside_a_range_may_be_anything_finite(ran: list[str], target: Any, dim: int) -> None:
+    q, k, v = operands(2, 2, 2, 300, 400, dim, torch.bfloat16)
+    key_range = torch.tensor([(37, 311), (0, 130)], dtype=torch.int32, device=GPU)
+    want = attention(q, k, v, True, None, None, 0.0, None, None, key_range, None, 0.0, None, target)
+    for b, (first, past) in enumerate(key_range.tolist()):
+        for x, value in ((k, math.nan), (v, 3e38)):
+            x[b, :, :first] = value
+            x[b, :, past:] = value
+    actual = attention(q, k, v, True, None, None, 0.0, None, None, key_range, None, 0.0, None, target)
+    assert torch.equal(actual[0], want[0]) and torch.equal(actual[1], want[1])
+    assert ran == ["attention_forward_hopper"] * 2
 
 
 @pytest.mark.parametrize("dim", [64, 128])

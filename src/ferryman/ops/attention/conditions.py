@@ -181,7 +181,7 @@ _OF_HOPPER = (
     _HALF,
     one_of("q.shape[-1]", 64, 128),
     *_PLAIN[:2],
-    *_ALL_KEYS,
+    _NO_CHUNK,
     _NO_DROPOUT,
     _ONE_WIDTH,
     at_least("q.shape[2]", 128),

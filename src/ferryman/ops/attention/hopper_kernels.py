@@ -71,18 +71,30 @@ def _place(
     num_tiles,
     batch_heads,
     heads_together,
+    num_heads,
     num_queries,
     num_keys,
+    key_range,
     CAUSAL: gl.constexpr,
+    HAS_RANGE: gl.constexpr,
 ):
-    """(first query row, head of the batch, blocks of keys that some row sees, leading blocks that all rows see)."""
+    """(first query row, head of the batch, blocks of keys that some row sees, leading blocks that all rows see, the
+    sequence's first key, how many keys it has). Blocks are counted from the first key."""
     group_size = heads_together * num_tiles
     head_first = (index // group_size) * heads_together
     count = gl.minimum(heads_together, batch_heads - head_first)
     within = index % group_size
     tile = within // count
     head = head_first + within % count
+    first_key = 0
+    if HAS_RANGE:
+        of_batch = key_range + head // num_heads * 2
+        first_key = gl.minimum(gl.maximum(gl.load(of_batch), 0), num_keys)
+        past_key = gl.minimum(gl.maximum(gl.load(of_batch + 1), 0), num_keys)
+        num_keys = gl.maximum(past_key - first_key, 0)
     blocks = gl.cdiv(num_keys, BLOCK_N)
+    if HAS_RANGE:
+        blocks = gl.maximum(blocks, 1)
     full = num_keys // BLOCK_N
     if CAUSAL:
         tile = num_tiles - 1 - tile  # longest first
@@ -90,7 +102,7 @@ def _place(
         last = gl.minimum(tile * BLOCK_M + BLOCK_M, num_queries)
         blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(last + shift, 1), BLOCK_N))
         full = gl.minimum(full, gl.maximum(tile * BLOCK_M + shift + 1, 0) // BLOCK_N)
-    return tile * BLOCK_M, head, blocks, full
+    return tile * BLOCK_M, head, blocks, full, first_key, num_keys
 
 
 @gluon.jit
@@ -272,6 +284,7 @@ def _consume(
     CAUSAL: gl.constexpr,
     HAS_SINKS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    HAS_RANGE: gl.constexpr,
 ):
     """64 query rows of each tile."""
     (
@@ -297,6 +310,7 @@ def _consume(
         heads_together,
         num_queries,
         num_keys,
+        key_range,
         score_scale,
     ) = arguments
     dtype: gl.constexpr = q_ring.dtype
@@ -316,11 +330,20 @@ def _consume(
         if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
             index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
-            row, head, blocks, full = _place(
-                index, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL
+            row, head, blocks, full, _, own_keys = _place(
+                index,
+                num_tiles,
+                batch_heads,
+                heads_together,
+                num_heads,
+                num_queries,
+                num_keys,
+                key_range,
+                CAUSAL,
+                HAS_RANGE,
             )
             row += 64 * WORKER
-            position = row + gl.arange(0, 64, row_layout) + (num_keys - num_queries)
+            position = row + gl.arange(0, 64, row_layout) + (own_keys - num_queries)
             acc = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
             row_max = gl.full([64], float("-inf"), gl.float32, row_layout)
             q_slot = turn % Q_RINGS * WORKERS + WORKER
@@ -339,7 +362,7 @@ def _consume(
                 row_max,
                 position,
                 (blocks - 1) * BLOCK_N,
-                num_keys,
+                own_keys,
                 score_scale,
                 bias_ring.index(bias_slot),
                 bias_empty.index(bias_slot),
@@ -370,7 +393,7 @@ def _consume(
                 bias_full,
                 bias_empty,
                 position,
-                num_keys,
+                own_keys,
                 score_scale,
                 WORKER,
                 HEAD_DIM,
@@ -398,7 +421,7 @@ def _consume(
                 bias_full,
                 bias_empty,
                 position,
-                num_keys,
+                own_keys,
                 score_scale,
                 WORKER,
                 HEAD_DIM,
@@ -443,7 +466,13 @@ def _consume(
 
 
 @gluon.jit
-def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: gl.constexpr):
+def _produce(
+    arguments,
+    HEAD_DIM: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    HAS_RANGE: gl.constexpr,
+):
     """One warp: everything that the consumers read."""
     (
         q_desc,
@@ -471,6 +500,7 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: 
         heads_together,
         num_queries,
         num_keys,
+        key_range,
     ) = arguments
     RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
     dtype: gl.constexpr = q_ring.dtype
@@ -485,17 +515,29 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: 
         if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
             index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
-            row, head, blocks, _ = _place(index, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL)
+            row, head, blocks, _, first_key, _ = _place(
+                index,
+                num_tiles,
+                batch_heads,
+                heads_together,
+                num_heads,
+                num_queries,
+                num_keys,
+                key_range,
+                CAUSAL,
+                HAS_RANGE,
+            )
             batch = head // num_heads
             kv_head = head % num_heads // group
             for block in range(blocks - 1, -1, -1):
+                key = first_key + block * BLOCK_N
                 slot = step % STAGES
                 free = (step // STAGES) & 1 ^ 1
                 mbarrier.wait(k_empty.index(slot), free)
                 mbarrier.expect(k_full.index(slot), BLOCK_N * size)
                 tma.async_copy_global_to_shared(
                     k_desc,
-                    [batch, kv_head, block * BLOCK_N, 0],
+                    [batch, kv_head, key, 0],
                     k_full.index(slot),
                     k_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
                 )
@@ -517,7 +559,7 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: 
                         mbarrier.expect(bias_full.index(bias_slot), 64 * BLOCK_N * 2)
                         tma.async_copy_global_to_shared(
                             bias_desc,
-                            [batch % bias_batches, head % num_heads % bias_heads, row + 64 * worker, block * BLOCK_N],
+                            [batch % bias_batches, head % num_heads % bias_heads, row + 64 * worker, key],
                             bias_full.index(bias_slot),
                             bias_ring.index(bias_slot)._reinterpret(dtype, [1, 1, 64, BLOCK_N], bias_desc.layout),
                         )
@@ -525,7 +567,7 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: 
                 mbarrier.expect(v_full.index(slot), BLOCK_N * size)
                 tma.async_copy_global_to_shared(
                     v_desc,
-                    [batch, kv_head, block * BLOCK_N, 0],
+                    [batch, kv_head, key, 0],
                     v_full.index(slot),
                     v_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
                 )
@@ -553,6 +595,7 @@ def attention_forward_hopper(
     lse,
     sinks,
     bias,
+    key_range,
     stride_qb,
     stride_qh,
     stride_qm,
@@ -582,9 +625,11 @@ def attention_forward_hopper(
     CAUSAL: gl.constexpr,
     HAS_SINKS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    HAS_RANGE: gl.constexpr,
 ):
-    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), and bias (1 or B, 1 or
-    H, Sq, Sk), which is added to the scaled scores, else anything; score_scale is above 0, in base 2 without bias.
+    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), bias (1 or B, 1 or H,
+    Sq, Sk), which is added to the scaled scores, and key_range (B, 2), else anything; score_scale is above 0, in base 2
+    without bias. Tiles of keys begin with the first key of the sequence, where a copy may begin as well.
 
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
     """
@@ -646,6 +691,7 @@ def attention_forward_hopper(
         heads_together,
         num_queries,
         num_keys,
+        key_range,
         score_scale,
     )
     producer = (
@@ -674,13 +720,14 @@ def attention_forward_hopper(
         heads_together,
         num_queries,
         num_keys,
+        key_range,
     )
     # A name would make tensors of the constants.
     gl.warp_specialize(
         [
-            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS)),
-            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS)),
-            (_produce, (producer, HEAD_DIM, CAUSAL, HAS_BIAS)),
+            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, HAS_RANGE)),
+            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, HAS_RANGE)),
+            (_produce, (producer, HEAD_DIM, CAUSAL, HAS_BIAS, HAS_RANGE)),
         ],
         [4, 1],
         [240, 24],
@@ -760,6 +807,7 @@ def attention(
         lse,
         lse if sinks is None else sinks.contiguous(),
         bias,
+        lse if key_range is None else key_range.contiguous(),
         *_strides(q),
         *_strides(k),
         *_strides(v),
@@ -780,6 +828,7 @@ def attention(
         CAUSAL=causal,
         HAS_SINKS=sinks is not None,
         HAS_BIAS=mask is not None,
+        HAS_RANGE=key_range is not None,
         num_warps=4,
     )
     return out.transpose(1, 2), lse
@@ -790,7 +839,8 @@ def runs_on(target: Target) -> bool:
 
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
-    """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both."""
+    """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both; with a key
+    range, too, but for both."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -805,4 +855,6 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
         for f in plain
     ]
     sunk = [(*f[:8], torch.empty(f[0].shape[1], dtype=kind, device="meta"), *f[9:]) for f in (*plain, *biased)]
-    return recorded([functools.partial(attention, *(*form, target)) for form in (*plain, *biased, *sunk)])
+    ranges = torch.empty((2, 2), dtype=torch.int32, device="meta")
+    ranged = [(*f[:9], ranges, *f[10:]) for f in (*plain, *biased, *sunk[: len(plain)])]
+    return recorded([functools.partial(attention, *(*form, target)) for form in (*plain, *biased, *sunk, *ranged)])

@@ -38,6 +38,7 @@ from ferryman.ops.attention.leads import (
     _LITTLE_WORK,
     _MASKED_ROWS,
     _MUCH_TO_SKIP,
+    _RANGE_OF_MUCH,
     _READ_BY_CUDNN,
 )
 from ferryman.ops.clauses import absent, lacking, positive, unless
@@ -124,6 +125,7 @@ IMPLEMENTATIONS = menu(
         name="triton.hopper",
         where="hopper_kernels",
         when=(*_ON_HOPPER, _ROWS_OF_BIAS, positive("scale")),
+        leads=_RANGE_OF_MUCH,
         roundings=("p",),
         replayable=True,
         partial=True,
@@ -166,7 +168,7 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="triton.hopper",
         where="hopper_backward_kernels",
-        when=(*_ON_HOPPER, absent("mask"), _NUMBERED, _NO_BIAS_GRADIENT),
+        when=(*_ON_HOPPER, absent("mask"), absent("key_range"), _NUMBERED, _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         deterministic="asked",
         replayable=True,
