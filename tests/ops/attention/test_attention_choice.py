@@ -61,7 +61,10 @@ OP = registry.primitive("attention")
         # a window and chunks of all keys are none
         ("B24 H28/4 Q1033 K1033 D128 causal chunk8192", "triton.hopper", "profile"),
         ("B4 H32/8 Q2048 K2048 D128 causal window2048", "triton.hopper", "profile"),
-        ("B4 H32/8 Q2048 K2048 D128 causal window2047", "torch.flash", "profile"),
+        ("B4 H32/8 Q2048 K2048 D128 causal window2047", "triton.hopper", "profile"),
+        ("B4 H32/8 Q2048 K2048 D96 causal window2047", "torch.flash", "profile"),
+        ("B2 H32/8 Q4096 K4096 D128 causal chunk1024", "triton.hopper", "menu"),
+        ("B1 H16/4 Q300 K300 D128 chunk100", "triton.tiled", "menu"),
         ("B2 H32/8 Q4096 K4096 D96 causal chunk8192", "torch.cudnn", "profile"),
         ("B3 H1/1 Q267 K267 D160 causal range", "triton.tiled", "menu"),
         ("B8 H2/2 Q10138 K10138 D128 causal range", "triton.hopper", "menu"),

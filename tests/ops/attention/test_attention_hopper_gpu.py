@@ -74,6 +74,8 @@ def judge(
     scale: float | None = None,
     bias: Tensor | None = None,
     key_range: Tensor | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
 ) -> None:
     """Within the sum of the rounding of P, of the output, and of float32 sums in whatever order."""
     group, dim, keys = q.shape[1] // k.shape[1], q.shape[3], k.shape[2]
@@ -82,12 +84,9 @@ def judge(
     scores, size = q64 @ k64.mT * scale, q64.abs() @ k64.abs().mT * scale
     if bias is not None:
         scores, size = scores + bias.double(), size + bias.double().abs().nan_to_num(posinf=0.0)
-    if key_range is not None:
-        unseen = visible_in(q, k, causal, None, key_range, None)
-        assert unseen is not None
-        scores = scores.masked_fill(~unseen, -math.inf)
-    elif causal:
-        scores = scores.masked_fill(hidden(q.shape[2], keys), -math.inf)
+    seen = visible_in(q, k, causal, window, key_range, chunk)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
     want_lse = scores.logsumexp(-1)
     p = torch.exp(scores - want_lse.masked_fill(want_lse == -math.inf, 0.0)[..., None])
     want, u = p @ v64, torch.finfo(q.dtype).eps / 2
@@ -98,9 +97,9 @@ def judge(
     assert out.dtype == q.dtype and out.transpose(1, 2).is_contiguous()
     assert ((out.double() - want).abs() <= bound).all(), float(((out.double() - want).abs() / bound).max())
     assert torch.equal(lse == -math.inf, want_lse == -math.inf)
-    seen = want_lse > -math.inf
-    error = (lse.double() - want_lse)[seen].abs()
-    assert (error <= (4 * U32 * want_lse.abs() + of_scores[..., 0])[seen]).all()
+    some = want_lse > -math.inf
+    error = (lse.double() - want_lse)[some].abs()
+    assert (error <= (4 * U32 * want_lse.abs() + of_scores[..., 0])[some]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
@@ -222,6 +221,32 @@ def test_a_key_range_within_the_bounds_of_float64(
     assert ran == ["attention_forward_hopper"] * 3
 
 
+@pytest.mark.parametrize("more", ["", "range", "bias", "range bias"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("queries", "keys", "window", "chunk"),
+    [
+        *((700, 700, n, None) for n in (1, 2, 63, 128, 129, 300, 699)),
+        *((1111, 900, 200, None), (200, 1500, 130, None), (129, 4096, 1000, None)),
+        *((700, 700, None, n) for n in (1, 20, 128, 300)),
+        *((900, 1400, None, 333), (1500, 1000, None, 128), (700, 700, 100, 256)),
+    ],
+)
+def test_a_window_and_chunks_within_the_bounds_of_float64(
+    ran: list[str], target: Any, queries: int, keys: int, window: int | None, chunk: int | None, dim: int, more: str
+) -> None:
+    q, k, v = operands(4, 4, 2, queries, keys, dim, torch.bfloat16)
+    ranges = [(0, keys), (130, keys), (7, keys - 200), (50, 50)]
+    key_range = torch.tensor(ranges, dtype=torch.int32, device=GPU) if "range" in more else None
+    bias = biased((1, 4, queries, keys), "wider", torch.bfloat16) if "bias" in more else None
+    options = (True, None, window, 0.0, bias, None, key_range, chunk, 0.0, None, target)
+    out, lse = attention(q, k, v, *options)
+    assert ran == ["attention_forward_hopper"]
+    judge(q, k, v, True, out, lse, bias=bias, key_range=key_range, window=window, chunk=chunk)
+    again = attention(q, k, v, *options)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+
+
 @pytest.mark.parametrize("dim", [64, 128])
 def test_keys_outside_a_range_may_be_anything_finite(ran: list[str], target: Any, dim: int) -> None:
     q, k, v = operands(2, 2, 2, 300, 400, dim, torch.bfloat16)
@@ -269,7 +294,7 @@ def test_what_tma_cannot_describe_is_copied(ran: list[str], target: Any, why: st
 
 def refused() -> dict[str, tuple[dict[str, Any], str]]:
     return {
-        "window": ({"window": 100}, "bf16"),
+        "a window to both sides": ({"window": 100, "causal": False}, "bf16"),
         "softcap": ({"softcap": 20.0}, "bf16"),
         "mask": ({"mask": True}, "bf16"),
         "negative scale": ({"scale": -0.1}, "bf16"),
@@ -285,8 +310,8 @@ def test_the_plain_kernel_serves_the_rest(ran: list[str], target: Any, why: str)
     dtype, dim = torch.float32 if kind == "f32" else torch.bfloat16, 80 if kind == "d80" else 64
     q, k, v = operands(2, 4, 2, 40 if kind == "few" else 256, 256, dim, dtype)
     mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if options.get("mask") else None
-    window, cap = options.get("window"), options.get("softcap", 0.0)
-    out, lse = attention(q, k, v, True, options.get("scale"), window, cap, mask, target)
+    window, cap, causal = options.get("window"), options.get("softcap", 0.0), options.get("causal", True)
+    out, lse = attention(q, k, v, causal, options.get("scale"), window, cap, mask, target)
     assert ran == ["attention_forward"]
     assert out.isfinite().all() and lse.isfinite().all()
 

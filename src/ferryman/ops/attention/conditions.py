@@ -177,11 +177,16 @@ def _bias_facts(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> 
     return mask.dtype == q.dtype, rows, rows and mask.stride(-2) != 0, mask.dim() > 0 and mask.shape[-1] == k.shape[2]
 
 
+_CAUSAL_SPAN = Clause(
+    "a window or chunks that hide keys only where causal",
+    ("causal", "window", "chunk", "key_range", "q.shape[2]", "k.shape[2]"),
+    lambda view: (bool(view.args["causal"]), _hiding(view, "window"), _hiding(view, "chunk")),
+    lambda m: m[0] or m[1:] == (None, None),
+)
 _OF_HOPPER = (
     _HALF,
     one_of("q.shape[-1]", 64, 128),
-    *_PLAIN[:2],
-    _NO_CHUNK,
+    one_of("softcap", 0.0),
     _NO_DROPOUT,
     _ONE_WIDTH,
     at_least("q.shape[2]", 128),

@@ -40,6 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention.arguments import hiding
 from ferryman.ops.attention.hopper_tile_kernels import described
 from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
@@ -66,6 +67,14 @@ def _named_barrier(INSTRUCTION: gl.constexpr, barrier):
 
 
 @gluon.jit
+def _first_of_span(position, window, chunk):
+    """The first key that the window and the chunk leave to a query; 0 is none of them. Integers or tensors."""
+    of_chunk = position // gl.maximum(chunk, 1) * chunk
+    of_window = gl.where(window > 0, position - window + 1, 0)
+    return gl.maximum(of_chunk, of_window)
+
+
+@gluon.jit
 def _place(
     index,
     num_tiles,
@@ -75,11 +84,15 @@ def _place(
     num_queries,
     num_keys,
     key_range,
+    window,
+    chunk,
     CAUSAL: gl.constexpr,
     HAS_RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
 ):
-    """(first query row, head of the batch, blocks of keys that some row sees, leading blocks that all rows see, the
-    sequence's first key, how many keys it has). Blocks are counted from the first key."""
+    """(first query row, head of the batch; of blocks of keys the first that some row sees, the first that all see, the
+    end of those, and of those that some row sees; the sequence's first key, and how many it has). Blocks are counted
+    from the first key."""
     group_size = heads_together * num_tiles
     head_first = (index // group_size) * heads_together
     count = gl.minimum(heads_together, batch_heads - head_first)
@@ -102,7 +115,14 @@ def _place(
         last = gl.minimum(tile * BLOCK_M + BLOCK_M, num_queries)
         blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(last + shift, 1), BLOCK_N))
         full = gl.minimum(full, gl.maximum(tile * BLOCK_M + shift + 1, 0) // BLOCK_N)
-    return tile * BLOCK_M, head, blocks, full, first_key, num_keys
+    low = 0
+    full_low = 0
+    if HAS_SPAN:
+        shift = num_keys - num_queries
+        last = gl.minimum(tile * BLOCK_M + BLOCK_M, num_queries) - 1
+        low = gl.maximum(_first_of_span(tile * BLOCK_M + shift, window, chunk), 0) // BLOCK_N
+        full_low = gl.cdiv(gl.maximum(_first_of_span(last + shift, window, chunk), 0), BLOCK_N)
+    return tile * BLOCK_M, head, low, full_low, full, blocks, first_key, num_keys
 
 
 @gluon.jit
@@ -110,6 +130,7 @@ def _softmax_block(
     scores,
     row_max,
     position,
+    first_seen,
     first_key,
     num_keys,
     score_scale,
@@ -117,6 +138,7 @@ def _softmax_block(
     bias_empty,
     CAUSAL: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
     EDGE: gl.constexpr,
 ):
     """(p, new row maximum in base 2, factor for what was summed before)."""
@@ -133,6 +155,8 @@ def _softmax_block(
         scores = gl.where((keys < num_keys)[None, :], scores, float("-inf"))
         if CAUSAL:
             scores = gl.where(keys[None, :] <= position[:, None], scores, float("-inf"))
+        if HAS_SPAN:
+            scores = gl.where(keys[None, :] >= first_seen[:, None], scores, float("-inf"))
     new_max = gl.maximum(row_max, gl.max(scores, 1) * to_base_2)  # it is above 0, and commutes with max
     # -inf: no key seen yet. +inf: the sum becomes inf and the row inf/inf = NaN. Neither may give inf - inf.
     finite_max = gl.where(gl.abs(new_max) == float("inf"), 0.0, new_max)
@@ -210,6 +234,7 @@ def _consume_blocks(
     bias_full,
     bias_empty,
     position,
+    first_seen,
     num_keys,
     score_scale,
     WORKER: gl.constexpr,
@@ -217,6 +242,7 @@ def _consume_blocks(
     dtype: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
     EDGE: gl.constexpr,
 ):
     """Blocks ``first`` down to ``last``: each one's softmax beside the product of the block before with V.
@@ -246,6 +272,7 @@ def _consume_blocks(
             scores,
             row_max,
             position,
+            first_seen,
             block * BLOCK_N,
             num_keys,
             score_scale,
@@ -253,6 +280,7 @@ def _consume_blocks(
             bias_empty.index(bias_slot),
             CAUSAL,
             HAS_BIAS,
+            HAS_SPAN,
             EDGE,
         )
         row_sum = _decayed(row_sum, decay, HEAD_DIM) + _row_sums(p, HEAD_DIM)
@@ -285,6 +313,7 @@ def _consume(
     HAS_SINKS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     HAS_RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
 ):
     """64 query rows of each tile."""
     (
@@ -311,6 +340,8 @@ def _consume(
         num_queries,
         num_keys,
         key_range,
+        window,
+        chunk,
         score_scale,
     ) = arguments
     dtype: gl.constexpr = q_ring.dtype
@@ -330,7 +361,7 @@ def _consume(
         if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
             index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
-            row, head, blocks, full, _, own_keys = _place(
+            row, head, low, full_low, full, blocks, _, own_keys = _place(
                 index,
                 num_tiles,
                 batch_heads,
@@ -339,11 +370,17 @@ def _consume(
                 num_queries,
                 num_keys,
                 key_range,
+                window,
+                chunk,
                 CAUSAL,
                 HAS_RANGE,
+                HAS_SPAN,
             )
             row += 64 * WORKER
             position = row + gl.arange(0, 64, row_layout) + (own_keys - num_queries)
+            first_seen = position
+            if HAS_SPAN:
+                first_seen = _first_of_span(position, window, chunk)
             acc = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
             row_max = gl.full([64], float("-inf"), gl.float32, row_layout)
             q_slot = turn % Q_RINGS * WORKERS + WORKER
@@ -361,6 +398,7 @@ def _consume(
                 scores,
                 row_max,
                 position,
+                first_seen,
                 (blocks - 1) * BLOCK_N,
                 own_keys,
                 score_scale,
@@ -368,12 +406,17 @@ def _consume(
                 bias_empty.index(bias_slot),
                 CAUSAL,
                 HAS_BIAS,
+                HAS_SPAN,
                 True,
             )
             row_sum = _row_sums(p, HEAD_DIM)
             p = _packed(p, dtype)
             step += 1
             middle = gl.minimum(full, blocks - 1)
+            lower = 0
+            if HAS_SPAN:
+                middle = gl.maximum(middle, low)
+                lower = gl.minimum(full_low, middle)
             acc, p, row_max, row_sum, step = _consume_blocks(
                 acc,
                 p,
@@ -393,6 +436,7 @@ def _consume(
                 bias_full,
                 bias_empty,
                 position,
+                first_seen,
                 own_keys,
                 score_scale,
                 WORKER,
@@ -400,6 +444,7 @@ def _consume(
                 dtype,
                 CAUSAL,
                 HAS_BIAS,
+                HAS_SPAN,
                 True,
             )
             acc, p, row_max, row_sum, step = _consume_blocks(
@@ -409,7 +454,7 @@ def _consume(
                 row_sum,
                 step,
                 middle - 1,
-                0,
+                lower,
                 q_tile,
                 k_ring,
                 v_ring,
@@ -421,6 +466,7 @@ def _consume(
                 bias_full,
                 bias_empty,
                 position,
+                first_seen,
                 own_keys,
                 score_scale,
                 WORKER,
@@ -428,8 +474,40 @@ def _consume(
                 dtype,
                 CAUSAL,
                 HAS_BIAS,
+                HAS_SPAN,
                 False,
             )
+            if HAS_SPAN:
+                acc, p, row_max, row_sum, step = _consume_blocks(
+                    acc,
+                    p,
+                    row_max,
+                    row_sum,
+                    step,
+                    lower - 1,
+                    low,
+                    q_tile,
+                    k_ring,
+                    v_ring,
+                    k_full,
+                    k_empty,
+                    v_full,
+                    v_empty,
+                    bias_ring,
+                    bias_full,
+                    bias_empty,
+                    position,
+                    first_seen,
+                    own_keys,
+                    score_scale,
+                    WORKER,
+                    HEAD_DIM,
+                    dtype,
+                    CAUSAL,
+                    HAS_BIAS,
+                    HAS_SPAN,
+                    True,
+                )
             mbarrier.arrive(q_empty.index(q_slot))
             before = step - 1
             mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
@@ -472,6 +550,7 @@ def _produce(
     CAUSAL: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     HAS_RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
 ):
     """One warp: everything that the consumers read."""
     (
@@ -501,6 +580,8 @@ def _produce(
         num_queries,
         num_keys,
         key_range,
+        window,
+        chunk,
     ) = arguments
     RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
     dtype: gl.constexpr = q_ring.dtype
@@ -515,7 +596,7 @@ def _produce(
         if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
             index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
-            row, head, blocks, _, first_key, _ = _place(
+            row, head, low, _, _, blocks, first_key, _ = _place(
                 index,
                 num_tiles,
                 batch_heads,
@@ -524,12 +605,15 @@ def _produce(
                 num_queries,
                 num_keys,
                 key_range,
+                window,
+                chunk,
                 CAUSAL,
                 HAS_RANGE,
+                HAS_SPAN,
             )
             batch = head // num_heads
             kv_head = head % num_heads // group
-            for block in range(blocks - 1, -1, -1):
+            for block in range(blocks - 1, low - 1, -1):
                 key = first_key + block * BLOCK_N
                 slot = step % STAGES
                 free = (step // STAGES) & 1 ^ 1
@@ -583,7 +667,7 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 _DYNAMIC = ["num_heads", "kv_heads", "group", "heads_together", "num_queries", "num_keys", "batch_heads", "score_scale"]
-_DYNAMIC += ["bias_batches", "bias_heads"]
+_DYNAMIC += ["bias_batches", "bias_heads", "window", "chunk"]
 
 
 @gluon.jit(do_not_specialize=_DYNAMIC)
@@ -620,16 +704,20 @@ def attention_forward_hopper(
     batch_heads,
     bias_batches,
     bias_heads,
+    window,
+    chunk,
     score_scale,
     HEAD_DIM: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_SINKS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     HAS_RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
 ):
     """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), bias (1 or B, 1 or H,
     Sq, Sk), which is added to the scaled scores, and key_range (B, 2), else anything; score_scale is above 0, in base 2
     without bias. Tiles of keys begin with the first key of the sequence, where a copy may begin as well.
+    HAS_SPAN: a window or chunks (the other 0), which only causal attention has here.
 
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
     """
@@ -692,6 +780,8 @@ def attention_forward_hopper(
         num_queries,
         num_keys,
         key_range,
+        window,
+        chunk,
         score_scale,
     )
     producer = (
@@ -721,13 +811,15 @@ def attention_forward_hopper(
         num_queries,
         num_keys,
         key_range,
+        window,
+        chunk,
     )
     # A name would make tensors of the constants.
     gl.warp_specialize(
         [
-            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, HAS_RANGE)),
-            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, HAS_RANGE)),
-            (_produce, (producer, HEAD_DIM, CAUSAL, HAS_BIAS, HAS_RANGE)),
+            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, HAS_RANGE, HAS_SPAN)),
+            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, HAS_RANGE, HAS_SPAN)),
+            (_produce, (producer, HEAD_DIM, CAUSAL, HAS_BIAS, HAS_RANGE, HAS_SPAN)),
         ],
         [4, 1],
         [240, 24],
@@ -788,6 +880,7 @@ def attention(
     out, lse = outputs(q, v)
     if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
+    window, chunk = hiding(q, k, causal, window, key_range, chunk)
     q, k, v = operand(q), operand(k), operand(v)
     bias = q if mask is None else _bias(mask)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
@@ -822,6 +915,8 @@ def attention(
         batch * heads,
         bias.shape[0],
         bias.shape[1],
+        window or 0,
+        chunk or 0,
         scale * (_LOG2E.value if mask is None else 1.0),
         device=q.device,
         HEAD_DIM=dim,
@@ -829,6 +924,7 @@ def attention(
         HAS_SINKS=sinks is not None,
         HAS_BIAS=mask is not None,
         HAS_RANGE=key_range is not None,
+        HAS_SPAN=window is not None or chunk is not None,
         num_warps=4,
     )
     return out.transpose(1, 2), lse
@@ -840,7 +936,7 @@ def runs_on(target: Target) -> bool:
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
     """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both; with a key
-    range, too, but for both."""
+    range, and causal ones in a window, too, but for both."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -856,5 +952,8 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     ]
     sunk = [(*f[:8], torch.empty(f[0].shape[1], dtype=kind, device="meta"), *f[9:]) for f in (*plain, *biased)]
     ranges = torch.empty((2, 2), dtype=torch.int32, device="meta")
-    ranged = [(*f[:9], ranges, *f[10:]) for f in (*plain, *biased, *sunk[: len(plain)])]
-    return recorded([functools.partial(attention, *(*form, target)) for form in (*plain, *biased, *sunk, *ranged)])
+    either = (*plain, *biased, *sunk[: len(plain)])
+    ranged = [(*f[:9], ranges, *f[10:]) for f in either]
+    spans = [(*f[:5], 512, *f[6:]) for f in (*either, *ranged) if f[3]]
+    every = (*plain, *biased, *sunk, *ranged, *spans)
+    return recorded([functools.partial(attention, *(*form, target)) for form in every])

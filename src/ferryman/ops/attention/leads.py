@@ -6,6 +6,7 @@ import torch
 
 from ferryman.ops.attention.conditions import (
     _ALL_KEYS,
+    _CAUSAL_SPAN,
     _MASKED,
     _NO_CHUNK,
     _NO_WINDOW,
@@ -113,8 +114,9 @@ _READ_BY_CUDNN = (
     ),
 )
 # PyTorch's fused kernels are given a key range and chunks as a mask, which is made first and hides no tile from them.
-_RANGE = Clause("a key range", ("key_range",), lambda view: view.args["key_range"] is not None, bool)
-_RANGED = either(_RANGE, unless(_NO_CHUNK))
+_RANGED = either(
+    Clause("a key range", ("key_range",), lambda view: view.args["key_range"] is not None, bool), unless(_NO_CHUNK)
+)
 _SINKS = Clause("sinks", ("sinks",), lambda view: view.args["sinks"] is not None, bool)
 _CAPPED = Clause("a soft cap", ("softcap",), lambda view: view.args["softcap"], lambda cap: cap > 0)
 _PRODUCTS = ("products (B H Sq Sk D)", ("q.shape", "k.shape"), _products)
@@ -141,10 +143,11 @@ def _at_most(kind: str) -> Clause:
     return threshold(f"attention.tiled.{kind}", "products of tiles that are seen", facts, _tile_products, most=True)
 
 
-# Hopper's kernel has sinks, float masks and key ranges, too, and leaves little work alone to smaller tiles.
-_LESS_THAN_HOPPERS = either(unless(both(*_OF_HOPPER, _ROWS_OF_BIAS)), _at_most("hopper"))
-_HOPPERS_RANGE = both(feature("wgmma"), _RANGE, *_OF_HOPPER, _ROWS_OF_BIAS)
-_RANGE_OF_MUCH = (_RANGE, unless(_at_most("hopper")))
+# Hopper's kernel has sinks, float masks and what hides keys, too, and leaves little work alone to smaller tiles.
+_HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _ROWS_OF_BIAS)
+_LESS_THAN_HOPPERS = either(unless(_HOPPERS), _at_most("hopper"))
+_ON_HOPPER = both(feature("wgmma"), _HOPPERS)
+_RANGE_OF_MUCH = (_RANGED, unless(_at_most("hopper")))
 _NARROW = threshold(
     "attention.flex.narrow", "head size", ("q.shape",), _width, most=True
 )  # whose tiles FlexAttention does not outrun
@@ -153,7 +156,7 @@ _NARROW = threshold(
 _LITTLE_WORK = (
     _TILES,
     either(
-        both(_RANGED, either(unless(_HOPPERS_RANGE), _at_most("hopper"))),
+        both(_RANGED, either(unless(_ON_HOPPER), _at_most("hopper"))),
         both(_CAPPED, either(_NARROW, threshold("attention.flex.products", *_PRODUCTS, most=True))),
         both(_SINKS, _LESS_THAN_HOPPERS, _at_most("sinks")),
         both(_BIASED, _LESS_THAN_HOPPERS, _at_most("biased")),
@@ -171,7 +174,7 @@ _MUCH_TO_SKIP = (
     _TILES,
     unless(_NARROW),
     threshold("attention.flex.products", *_PRODUCTS),
-    either(both(_RANGED, unless(_HOPPERS_RANGE)), _CAPPED),
+    either(both(_RANGED, unless(_ON_HOPPER)), _CAPPED),
 )
 _MASKED_ROWS = (
     _MASKED,
