@@ -43,6 +43,9 @@ OP = registry.primitive("attention")
         ("B8 H4/1 Q28 K1164 D96 padding", "triton.tiled", "menu"),
         ("B1 H16/8 Q393 K393 D40 causal bias", "triton.tiled", "menu"),
         ("B6 H8/8 Q216 K216 D160 padding", "torch.cudnn", "profile"),
+        # a mask of keys, which Hopper's kernel reads where it has holes
+        ("B2 H16/16 Q1260 K1260 D64 padding", "triton.hopper", "profile"),
+        ("B4 H4/4 Q150 K150 D64 padding", "triton.tiled", "menu"),
         ("B4 H128/16 Q45 K291 D192 causal bias", "triton.tiled", "menu"),
         ("B1 H1/1 Q8171 K8171 D72 causal bias", "triton.tiled", "menu"),
         ("B2 H16/16 Q297 K297 D128 causal sinks", "triton.tiled", "menu"),

@@ -33,10 +33,10 @@ def target() -> Any:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, target: Any) -> list[str]:
     """The names of the forward kernels that were launched, in order."""
-    from ferryman.ops.attention import hopper_kernels, triton_kernels
+    from ferryman.ops.attention import hopper_kernels, key_mask_kernels, triton_kernels
 
     names: list[str] = []
-    for module in (hopper_kernels, triton_kernels):
+    for module in (hopper_kernels, key_mask_kernels, triton_kernels):
         launch = module.launch
 
         def note(kernel: Any, *args: Any, _launch: Any = launch, **meta: Any) -> None:
@@ -76,6 +76,7 @@ def judge(
     key_range: Tensor | None = None,
     window: int | None = None,
     chunk: int | None = None,
+    key_mask: Tensor | None = None,
 ) -> None:
     """Within the sum of the rounding of P, of the output, and of float32 sums in whatever order."""
     group, dim, keys = q.shape[1] // k.shape[1], q.shape[3], k.shape[2]
@@ -87,6 +88,8 @@ def judge(
     seen = visible_in(q, k, causal, window, key_range, chunk)
     if seen is not None:
         scores = scores.masked_fill(~seen, -math.inf)
+    if key_mask is not None:
+        scores = scores.masked_fill(~key_mask, -math.inf)
     want_lse = scores.logsumexp(-1)
     p = torch.exp(scores - want_lse.masked_fill(want_lse == -math.inf, 0.0)[..., None])
     want, u = p @ v64, torch.finfo(q.dtype).eps / 2
@@ -247,6 +250,64 @@ def test_a_window_and_chunks_within_the_bounds_of_float64(
     assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
 
 
+def key_masks(keys: int) -> Tensor:
+    """(8, 1, 1, Sk): all, left and right padding, both, holes, one key, none, and an odd half."""
+    place = torch.arange(keys, device=GPU)
+    draw = torch.Generator(device=GPU).manual_seed(keys)
+    holes = torch.rand(keys, device=GPU, generator=draw) < 0.7
+    rows = [place >= 0, place >= 37, place < keys - 130, (place >= 129) & (place < keys - 1), holes, place == 5]
+    return torch.stack([*rows, place < 0, place % 2 == 1])[:, None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("ranged", [False, True], ids=["", "range"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal", "window", "chunk"),
+    [
+        *((700, 700, False, None, None), (129, 1000, False, None, None), (1111, 515, False, None, None)),
+        *((700, 700, True, None, None), (333, 5000, True, None, None), (900, 520, True, None, None)),
+        *((700, 700, True, 150, None), (700, 700, True, None, 100), (300, 700, True, 64, 256)),
+    ],
+)
+def test_a_mask_of_keys_within_the_bounds_of_float64(
+    ran: list[str],
+    target: Any,
+    queries: int,
+    keys: int,
+    causal: bool,
+    window: int | None,
+    chunk: int | None,
+    ranged: bool,
+    dim: int,
+    dtype: torch.dtype,
+) -> None:
+    q, k, v = operands(8, 4, 2, queries, keys, dim, dtype)
+    mask = key_masks(keys)
+    ranges = [(0, keys), (0, keys), (50, keys), (200, keys - 3), (3, keys), (0, 300), (0, keys), (130, 257)]
+    key_range = torch.tensor(ranges, dtype=torch.int32, device=GPU) if ranged else None
+    options = (causal, None, window, 0.0, mask, None, key_range, chunk, 0.0, None, target)
+    out, lse = attention(q, k, v, *options)
+    assert ran == ["attention_keys_of_mask", "attention_forward_hopper"]
+    judge(q, k, v, causal, out, lse, key_range=key_range, window=window, chunk=chunk, key_mask=mask)
+    assert (out[6] == 0).all() and (lse[6] == -math.inf).all()
+    again = attention(q, k, v, *options)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+
+
+@pytest.mark.parametrize("form", ["keys", "one sequence", "expanded"])
+def test_every_form_of_a_mask_of_keys(ran: list[str], target: Any, form: str) -> None:
+    q, k, v = operands(3, 4, 2, 300, 444, 64, torch.bfloat16)
+    mask = key_masks(444)[3:6]
+    if form != "expanded":
+        mask = mask[1] if form == "one sequence" else mask[1, 0, 0]
+    else:
+        mask = mask.expand(3, 4, 300, 444)
+    out, lse = attention(q, k, v, True, None, None, 0.0, mask, target)
+    judge(q, k, v, True, out, lse, key_mask=mask)
+    assert ran == ["attention_keys_of_mask", "attention_forward_hopper"]
+
+
 @pytest.mark.parametrize("dim", [64, 128])
 def test_keys_outside_a_range_may_be_anything_finite(ran: list[str], target: Any, dim: int) -> None:
     q, k, v = operands(2, 2, 2, 300, 400, dim, torch.bfloat16)
@@ -296,7 +357,7 @@ def refused() -> dict[str, tuple[dict[str, Any], str]]:
     return {
         "a window to both sides": ({"window": 100, "causal": False}, "bf16"),
         "softcap": ({"softcap": 20.0}, "bf16"),
-        "mask": ({"mask": True}, "bf16"),
+        "a bool mask of pairs": ({"mask": True}, "bf16"),
         "negative scale": ({"scale": -0.1}, "bf16"),
         "float32": ({}, "f32"),
         "D80": ({}, "d80"),

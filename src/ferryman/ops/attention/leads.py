@@ -7,12 +7,12 @@ import torch
 from ferryman.ops.attention.conditions import (
     _ALL_KEYS,
     _CAUSAL_SPAN,
+    _MASK_OF_HOPPER,
     _MASKED,
     _NO_CHUNK,
     _NO_WINDOW,
     _OF_HOPPER,
     _ONE_TILE,
-    _ROWS_OF_BIAS,
     _TILES,
     _rows_of,
     _rows_of_a_head,
@@ -144,7 +144,7 @@ def _at_most(kind: str) -> Clause:
 
 
 # Hopper's kernel has sinks, float masks and what hides keys, too, and leaves little work alone to smaller tiles.
-_HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _ROWS_OF_BIAS)
+_HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _MASK_OF_HOPPER)
 _LESS_THAN_HOPPERS = either(unless(_HOPPERS), _at_most("hopper"))
 _ON_HOPPER = both(feature("wgmma"), _HOPPERS)
 _RANGE_OF_MUCH = (_RANGED, unless(_at_most("hopper")))
@@ -162,6 +162,7 @@ _LITTLE_WORK = (
         both(_BIASED, _LESS_THAN_HOPPERS, _at_most("biased")),
         both(
             _MASKED,
+            either(_BIASED, _LESS_THAN_HOPPERS),
             _at_most("masked"),
             threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
         ),
