@@ -44,8 +44,12 @@ OP = registry.primitive("attention")
         ("B1 H16/8 Q393 K393 D40 causal bias", "triton.tiled", "menu"),
         ("B6 H8/8 Q216 K216 D160 padding", "torch.cudnn", "profile"),
         # a mask of keys, which Hopper's kernel reads where it has holes
-        ("B2 H16/16 Q1260 K1260 D64 padding", "triton.hopper", "profile"),
-        ("B4 H4/4 Q150 K150 D64 padding", "triton.tiled", "menu"),
+        ("B2 H16/16 Q1260 K1260 D64 keys", "triton.hopper", "profile"),
+        ("B2 H16/16 Q1260 K1260 D64 padding", "torch.cudnn", "profile"),
+        ("B4 H4/4 Q150 K150 D64 keys", "triton.tiled", "menu"),
+        # a window, of which little work is left to smaller tiles
+        ("B1 H8/8 Q400 K400 D64 causal window128", "triton.tiled", "menu"),
+        ("B2 H64/8 Q4096 K4096 D64 causal window128", "triton.hopper", "profile"),
         ("B4 H128/16 Q45 K291 D192 causal bias", "triton.tiled", "menu"),
         ("B1 H1/1 Q8171 K8171 D72 causal bias", "triton.tiled", "menu"),
         ("B2 H16/16 Q297 K297 D128 causal sinks", "triton.tiled", "menu"),

@@ -158,6 +158,7 @@ _LITTLE_WORK = (
     either(
         both(_RANGED, either(unless(_ON_HOPPER), _at_most("hopper"))),
         both(_CAPPED, either(_NARROW, threshold("attention.flex.products", *_PRODUCTS, most=True))),
+        both(_WINDOWED, _ON_HOPPER, _at_most("hopper")),
         both(_SINKS, _LESS_THAN_HOPPERS, _at_most("sinks")),
         both(_BIASED, _LESS_THAN_HOPPERS, _at_most("biased")),
         both(
