@@ -24,12 +24,12 @@ def _wrong(count: int, seed: int, folder: Path) -> list[str]:
     """Look-alikes that were taken for the op, or were not named."""
     given = specimens(count, seed, right=False)
     missed = []
-    for specimen, home in zip(given, load(given, folder), strict=True):
+    for i, (specimen, home) in enumerate(zip(given, load(given, folder), strict=True)):
         module = getattr(home, specimen.name)(WIDTH)
         recognition = role_of(module)
         if isinstance(recognition, Role):
             # a guard may keep what is wrong away: then every input must still give the module's own result
-            if not _unchanged(module, _shows()):
+            if not _unchanged(module, _shows(), _trains(i)):
                 missed.append(f"{specimen.op}, {specimen.fault}: {recognition.expression}\n{specimen.source}")
             continue
         if not isinstance(recognition, Refusal) or not recognition.reason:
@@ -43,18 +43,17 @@ def _shows() -> list[torch.Tensor]:
     return [x, x[:3], x * 1e4, x.abs() * 1e7, x * 1e-3]
 
 
-def _unchanged(module: nn.Module, inputs: list[torch.Tensor]) -> bool:
+def _unchanged(module: nn.Module, inputs: list[torch.Tensor], training: bool) -> bool:
+    """Ported in one mode, judged in both."""
     with torch.no_grad():
+        before = {mode: [module.train(mode)(x) for x in inputs] for mode in (not training, training)}
+        ferryman.port(module)
         same = []
-        for training in (False, True):
-            module.train(training)
-            before = [module(x) for x in inputs]
-            ferryman.port(module)
-            after = [module(x) for x in inputs]
-            ferryman.unport(module)
-            for own, ported in zip(before, after, strict=True):
+        for mode, results in before.items():
+            for own, ported in zip(results, [module.train(mode)(x) for x in inputs], strict=True):
                 limit = 64 * torch.finfo(own.dtype).eps * float(own.abs().max())  # sums of 24 terms in another order
                 same.append(own.shape == ported.shape and float((own - ported).abs().max()) <= limit)
+        ferryman.unport(module)
     return all(same)
 
 
@@ -62,12 +61,12 @@ def _recognised(count: int, seed: int, folder: Path) -> list[str]:
     """Right modules that were not recognised, with the reason."""
     given = specimens(count, seed, right=True)
     missed = []
-    for specimen, home in zip(given, load(given, folder), strict=True):
+    for i, (specimen, home) in enumerate(zip(given, load(given, folder), strict=True)):
         module = getattr(home, specimen.name)(WIDTH)
         recognition = role_of(module)
         if not isinstance(recognition, Role) or recognition.op != specimen.op:
             missed.append(f"{specimen.op}: {recognition}\n{specimen.source}")
-        elif not _unchanged(module, _shows()[:1]):
+        elif not _unchanged(module, _shows()[:1], _trains(i)):
             missed.append(f"{specimen.op}: another result\n{specimen.source}")
     return missed
 
