@@ -39,8 +39,8 @@ from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.aot import groups
 from ferryman.porting.inputs.cases import forward_of
 from ferryman.porting.running.cells import tier_cases
+from tests import stand_in_cases
 from tests.lines import serving
-from tests.stand_in_cases import TILES
 
 # Matrix products of Hopper (HGMMA, QGMMA), its tensor copies (UTMA..), its barriers in memory (SYNCS): none on Ampere.
 NEWER = re.compile(r"\b([HQI]GMMA|UTMA\w*|UBLKCP|SYNCS)\b")
@@ -118,9 +118,9 @@ def reach(dtype: str) -> dict[str, list[str]]:
     for op in ops:
         for case in tier_cases(op, "standard"):
             left -= tiles(op, case)
-    idle = []
+    idle, extra = [], stand_in_cases.tiles()
     for op in ops:
-        for case in TILES.get(op.name, ()):
+        for case in extra.get(op.name, ()):
             covered = tiles(op, case)
             idle += [] if covered & left else [f"{op.name} {case.name}"]
             left -= covered
