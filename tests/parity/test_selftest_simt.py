@@ -24,11 +24,9 @@ pytestmark = [
 DRAWN_BY = int(os.environ.get("FERRYMAN_SELFTEST_DATE", "0"))
 
 
-@pytest.mark.alternate()
 @pytest.mark.parametrize("op", survey.OPS)
 def test_mutants_of_the_portable_kernels_are_caught(op: str, tmp_path: Path) -> None:
-    """On every small case, and on 200 draws: only what gives the right bits on all is left out. CI takes each op every
-    other week; the kernels themselves are judged weekly."""
+    """On every small case, and on 200 draws: only what gives the right bits on all is left out."""
     runtime = host.EmulatedRuntime(survey.WAVE, tmp_path)
     with host.in_force(runtime):
         records = list(survey.survey(op, runtime, survey.EDITS, 0, DRAWN_BY))
