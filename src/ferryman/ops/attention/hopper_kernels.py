@@ -7,6 +7,10 @@ tile's Q, K and V arrive during the last one's epilogue (one program for each ti
 
 Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever the menu keeps from it.
 
+Tiles of keys begin with the first key that a sequence has or its mask leaves, where a copy by TMA may begin as well; of
+a float mask only at 16-byte steps of a row. A bool mask of keys is read in blocks at an end, and in all blocks of a
+sequence that has holes. A window and chunks end the blocks early; those that they cut are masked.
+
 A float mask comes as tiles of 64 rows, one for each warpgroup, through a ring of its own. At D128 shared memory has
 room for one such tile and for one tile of Q, where there are two else.
 
