@@ -923,9 +923,9 @@ def _bias(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _key_mask(mask: torch.Tensor, batch: int) -> torch.Tensor:
-    """A bool mask of keys alone as uint8 (batch, 1, 1, Sk)."""
-    mask = mask.view(torch.uint8)[(None,) * (4 - mask.dim())]
-    return mask[:, :1, :1].expand(batch, 1, 1, mask.shape[3])
+    """A bool mask of keys alone as uint8 (batch, 1, 1, Sk), whose keys lie side by side."""
+    mask = mask.view(torch.uint8)[(None,) * (4 - mask.dim())][:, :1, :1]
+    return (mask if mask.stride(3) == 1 else mask.contiguous()).expand(batch, 1, 1, mask.shape[3])
 
 
 def attention(
