@@ -21,7 +21,7 @@ from ferryman.porting.judging import parity
 from ferryman.porting.judging.results import Cell, Results
 from ferryman.porting.running import stand_in, stand_in_route
 from tests.cli.run import ferryman
-from tests.lines import serving
+from tests.lines import all_serving, serving
 from tests.stand_in_cases import tiles
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -82,7 +82,7 @@ def test_every_kernel_is_executed_and_every_gate_holds(document: Results) -> Non
     wrong = [c for c in document.cells if c.verdict not in ("SIMULATED", "UNIMPLEMENTED")]
     assert [(c.op, c.case, c.verdict, c.reason) for c in wrong] == []
     ran = [c for c in document.cells if c.verdict == "SIMULATED"]
-    assert {c.op for c in ran} == {op for op in registry.primitives() if "triton" in _names(op)}
+    assert {c.op for c in ran} == {op for op in registry.primitives() if registry.asked(op, ("triton",))}
     name = torch.cuda.get_device_name(0)
     assert [c.reason for c in ran if not str(c.reason).startswith(f"{ROUTE}{name}: ")] == []
     executed = {word.split(" x")[0] for c in ran for word in str(c.reason).split(": ", 1)[1].split(", ")}
@@ -96,21 +96,26 @@ def test_every_kernel_is_executed_and_every_gate_holds(document: Results) -> Non
     assert document.timings == [] and {c.seconds for c in document.cells} == {None}
 
 
-def _names(op: str) -> set[str]:
-    return {line.name for line in registry.implementations(op)}
-
-
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("op", TILES)
-def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str) -> None:
+def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str, dtype: torch.dtype) -> None:
+    """With every line that serves: a tile may be one's alone."""
+    forward = registry.primitive(op)
     for case in TILES[op]:
-        judged_cell = cell(op, case)
-        assert judged_cell.verdict == "SIMULATED", (case.name, judged_cell.reason)
-        differentiable = registry.primitive(op).gradient.backward is not None
-        assert judged_cell.gates["G7"].outcome == ("pass" if differentiable else "n/a"), (
-            case.name,
-            judged_cell.gates["G7"],
-        )
-        assert str(judged_cell.reason).startswith(ROUTE) and " x" in str(judged_cell.reason)
+        for primitive in map(registry.primitive, filter(None, (op, forward.gradient.backward))):
+            prepared = parity.prepare(primitive, case, dtype, torch.device("cuda:0"))
+            lines = all_serving(primitive.name, "triton", prepared.args.values, profile("a100"))
+            assert lines, (primitive.name, case.name)
+            for line in lines:
+                judged_cell = parity.check_cell(
+                    primitive, line, case, dtype, "cuda:0", profile("a100"), prepared=prepared
+                )
+                what = (primitive.name, line.name, case.name)
+                assert judged_cell.verdict == "SIMULATED", (what, judged_cell.reason)
+                differentiated = primitive is forward and forward.gradient.backward is not None
+                outcome = "pass" if differentiated else "n/a"
+                assert judged_cell.gates["G7"].outcome == outcome, (what, judged_cell.gates["G7"])
+                assert str(judged_cell.reason).startswith(ROUTE) and " x" in str(judged_cell.reason)
 
 
 def test_products_in_tf32_and_ieee(here: StandIn) -> None:
