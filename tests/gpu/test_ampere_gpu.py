@@ -15,14 +15,14 @@ from ferryman.backends import code_objects, redirect, triton_stand_in
 from ferryman.backends.triton_stand_in import StandIn
 from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import registry
-from ferryman.ops.primitive import Case, TensorSpec
+from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging import parity
 from ferryman.porting.judging.results import Cell, Results
 from ferryman.porting.running import stand_in, stand_in_route
 from tests.cli.run import ferryman
 from tests.lines import all_serving, serving
-from tests.stand_in_cases import tiles
+from tests.stand_in_cases import of_backward, tiles
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 ROUTE = "sm_80 PTX of the a100-sxm-80 configuration, executed on "
@@ -102,20 +102,24 @@ def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str, dtype: 
     """With every line that serves: a tile may be one's alone."""
     forward = registry.primitive(op)
     for case in TILES[op]:
-        for primitive in map(registry.primitive, filter(None, (op, forward.gradient.backward))):
-            prepared = parity.prepare(primitive, case, dtype, torch.device("cuda:0"))
-            lines = all_serving(primitive.name, "triton", prepared.args.values, profile("a100"))
-            assert lines, (primitive.name, case.name)
-            for line in lines:
-                judged_cell = parity.check_cell(
-                    primitive, line, case, dtype, "cuda:0", profile("a100"), prepared=prepared
-                )
-                what = (primitive.name, line.name, case.name)
-                assert judged_cell.verdict == "SIMULATED", (what, judged_cell.reason)
-                differentiated = primitive is forward and forward.gradient.backward is not None
-                outcome = "pass" if differentiated else "n/a"
-                assert judged_cell.gates["G7"].outcome == outcome, (what, judged_cell.gates["G7"])
-                assert str(judged_cell.reason).startswith(ROUTE) and " x" in str(judged_cell.reason)
+        judged = _judged(forward, case, dtype)
+        if forward.gradient.backward is None:
+            assert {one.gates["G7"].outcome for one in judged} == {"n/a"}, case.name
+            continue
+        assert [(one.implementation, one.gates["G7"]) for one in judged if one.gates["G7"].outcome != "pass"] == []
+        _judged(registry.primitive(forward.gradient.backward), of_backward(forward, case), dtype)
+
+
+def _judged(op: Primitive, case: Case, dtype: torch.dtype) -> list[Cell]:
+    device, known = torch.device("cuda:0"), profile("a100")
+    prepared = parity.prepare(op, case, dtype, device)
+    lines = all_serving(op.name, "triton", prepared.args.values, known)
+    cells = [parity.check_cell(op, line, case, dtype, device, known, prepared=prepared) for line in lines]
+    assert cells, (op.name, case.name)
+    wrong = [c for c in cells if c.verdict != "SIMULATED" or not str(c.reason).startswith(ROUTE)]
+    assert [(c.op, c.implementation, c.case, c.verdict, c.reason) for c in wrong] == []
+    assert [c.implementation for c in cells if " x" not in str(c.reason)] == [], case.name
+    return cells
 
 
 def test_products_in_tf32_and_ieee(here: StandIn) -> None:
@@ -226,4 +230,4 @@ def test_the_command() -> None:
     assert done.code == 0, done.err
     assert document["environment"]["device"] == "stand-in" and document["environment"]["profile"] == "a100-sxm-80"
     assert {row["verdict"] for row in document["summary"]} == {"SIMULATED"}
-    assert {row["implementation"] for row in document["summary"]} == {"triton"}
+    assert {row["implementation"] for row in document["summary"]} == {"triton.rows", "triton.long"}

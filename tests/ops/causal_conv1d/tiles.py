@@ -9,8 +9,8 @@ TILES = {
     "causal_conv1d": (  # runs of positions, 64 beside each other
         case(
             "x",
-            *(1, 37, 80),
-            x=TensorSpec((1, 37, 80)),
+            *(2, 37, 80),
+            x=TensorSpec((2, 37, 80)),
             weight=TensorSpec((37, 4)),
             bias=None,
             initial_state=None,

@@ -5,4 +5,4 @@ from __future__ import annotations
 from tests.stand_in_cases import named
 
 # groups of 16 places, of a picture's; more samples than a program adds up at a time
-TILES = {"group_norm": named("group_norm", "17x40x16 G4", "1x40x8x8 G2")}
+TILES = {"group_norm": named("group_norm", "17x40x16 G4", "2x40x8x8 G2")}
