@@ -9,7 +9,7 @@ from tests.stand_in_cases import named
 
 
 def _biased(case: Case) -> Case:
-    """With a bias, whose gradient is summed in tiles of as many rows as there are experts."""
+    """With a bias, whose gradient is summed by a kernel whose tiles follow the number of experts."""
     experts, outputs, width = case.args["gate_up"].shape
     bias = TensorSpec((experts, outputs + width))
     return dataclasses.replace(case, name=f"{case.name} biased", args={**case.args, "bias": bias})
