@@ -29,6 +29,7 @@ takes 18 us). Blocks of 256 keys do not fit the registers.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 import triton
@@ -56,6 +57,7 @@ WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
 STAGES = gl.constexpr(2)
+_SPILLS = 32  # bytes of a thread, once for each tile
 _GIVEN, _OF_MASK = gl.constexpr(1), gl.constexpr(2)  # key ranges, as they are given and by `keys_of_mask`; 0: none
 FACTS = gl.constexpr(key_mask_kernels.FACTS)
 
@@ -1030,4 +1032,10 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     spans = [(*f[:5], 512, *f[6:]) for f in (*plain, *sunk[: len(plain)]) if f[3]]
     masked = [(*f[:7], torch.empty((2, 1, 1, 4096), dtype=torch.bool, device="meta"), *f[8:]) for f in plain]
     every = (*plain, *biased, *sunk, *ranged, *spans, *masked)
-    return recorded([functools.partial(attention, *(*form, target)) for form in every])
+    made = recorded([functools.partial(attention, *(*form, target)) for form in every])
+    return [replace(one, spills_allowed=_SPILLS) if _wide(one) else one for one in made]
+
+
+def _wide(one: Specialisation) -> bool:
+    """Whether a kernel reads a mask beside 128 columns of a head, which leaves it no register."""
+    return one.constexprs.get("HEAD_DIM") == 128 and bool(one.constexprs["HAS_BIAS"] or one.constexprs["RANGE"] == 2)
