@@ -37,6 +37,72 @@ class _Asked(TorchFunctionMode):
 
 def blocks(block: Block) -> Iterator[Layer]:
     matrices = [n for n, s in block.tensors.items() if len(s) == 2]
+    yield from _of_logits(block) if not matrices else _of_matrix(block)
+
+
+# (number of experts) of a seed, where no code names it
+_EXPERTS = (48, 48, 48, 64, 96, 64)
+
+
+def _of_logits(block: Block) -> Iterator[Layer]:
+    """Of logits that come from elsewhere, of two dimensions or more, perhaps with a bias for the choice."""
+    bias = next(iter(block.tensors), None)
+    if block.run is None or block.inputs != 1 or len(block.tensors) > 1 or (bias and len(block.tensors[bias]) != 1):
+        return
+    named = [n for n in dict.fromkeys(block.integers.values()) if 2 <= n <= _MOST and n not in _EXPERTS]
+    for experts in (0, *named) if bias is None else (block.tensors[bias][0],):
+        sizes = {experts: experts} if bias else {}
+        with _Asked() as asked:
+            outcome = block.run(sizes, _draw_logits(experts, 0))
+        kinds = None if outcome is None else _kinds(outcome[0], 0)
+        if outcome is None or kinds is None:
+            continue
+        result, tensors = outcome
+        logits = _draw_logits(experts, 0)[0]
+        w, ids = result[kinds.index("w")], result[kinds.index("i")]
+        deep = block.run(sizes, _draw_logits(experts, 0, True))
+        shape = (*_draw_logits(experts, 0, True)[0].shape[:-1], ids.shape[1])
+        able = deep is not None and isinstance(deep[0], tuple) and all(t.shape == shape for t in deep[0])
+        options_ = _options(block, logits, w, ids, tensors[bias] if bias else None)
+        for (scoring, groups, renormalise, scale), whole in itertools.product(
+            options_, (True, False) if able else (False,)
+        ):
+            choice = f"self.{bias}" if bias else None
+            options = f"{ids.shape[1]}, {scoring!r}, {choice}, {groups[0]}, {groups[1]}, {renormalise}, {scale!r}"
+            for cast in ("w", "w.to(a0.dtype)"):
+                parts, given = {"w": cast, "i": "i"}, "a0"
+                if whole:
+                    parts = {k: f"{text}.unflatten(0, a0.shape[:-1])" for k, text in parts.items()}
+                    given = "a0.flatten(0, -2)"
+                guard = f"a0.dim() {'>=' if whole else '=='} 2 and a0.numel() > 0 and a0.dtype.is_floating_point"
+                guard += f" and a0.dtype.itemsize < 8 and a0.shape[-1] >= {max(ids.shape[1], groups[0])}"
+                guard += f" and a0.shape[-1] == {experts}" if experts else ""
+                guard += f" and a0.shape[-1] % {groups[0]} == 0" if groups[0] > 1 else ""
+                guard += f" and self.{bias}.dtype is a0.dtype" if bias else ""
+                yield Layer(
+                    "gate_topk",
+                    f"(lambda w, i: ({', '.join(parts[k] for k in kinds)}))(*ops.gate_topk({given}, {options}))",
+                    sizes,
+                    functools.partial(_draw_logits, experts, deep=whole),
+                    len(_EXPERTS),
+                    guard,
+                    canonical=functools.partial(_in_order, kinds) if asked.unordered else None,
+                )
+
+
+def _draw_logits(experts: int, seed: int, deep: bool = False) -> tuple[Tensor, ...]:
+    """Numbers of a row are apart by 1/8 or more, and exact in 16 bits: where two are one, either expert is right."""
+    generator = torch.Generator().manual_seed(seed)
+    experts = experts or _EXPERTS[seed]
+    tokens = (_TOKENS, 5, 1, _TOKENS, 2, 3)[seed] * 2
+    step = 0.125 if experts <= 128 else 2.0**-6
+    x = torch.stack([torch.randperm(experts, generator=generator) for _ in range(tokens)]).double() * step
+    x = (x - experts * step / 2) * {3: 4.0, 4: 0.5}.get(seed, 1.0)
+    return (x.unflatten(0, (2, -1)) if deep and seed % 2 == 0 else x,)
+
+
+def _of_matrix(block: Block) -> Iterator[Layer]:
+    matrices = [n for n, s in block.tensors.items() if len(s) == 2]
     vectors = [n for n, s in block.tensors.items() if len(s) == 1]
     if block.run is None or block.inputs != 1 or len(matrices) != 1 or len(vectors) > 1:
         return

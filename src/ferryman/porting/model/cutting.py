@@ -16,9 +16,11 @@ from ferryman.porting.model import helpers, routines, source
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
+from ferryman.porting.model.paired import CHOICES
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
-from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, with_numbers
+from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, turning, with_numbers
+from ferryman.porting.model.statements import read, reads_next, reads_sizes, stored
 from ferryman.porting.model.trees import blocks, copied, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
@@ -57,7 +59,9 @@ class Search(Proving):
     fresh: frozenset[str] = field(kw_only=True, default=frozenset())
     parts: list[Part] = field(default_factory=list)
     whole: bool = False  # a part has two products of values
+    paired: bool = False  # a part is a choice and what is computed of it
     large: bool = False  # only what has two products of values: what stands between is no part of its own then
+    pairs: bool = False  # only a choice and what is computed of it, whose first part is one, too
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
 
     def run(self) -> bool:
@@ -65,7 +69,10 @@ class Search(Proving):
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
-        for self.large, self.moving in itertools.product((True, False), (False, True)):
+        rounds = [(True, False, False), (True, True, False), (False, False, False), (False, True, False)]
+        if any(getattr(n, "attr", "") in CHOICES for n in ast.walk(self.tree)):
+            rounds[2:2] = [(False, False, True), (False, True, True)]
+        for self.large, self.moving, self.pairs in rounds:
             for body in list(blocks(self.tree)):
                 while len(self.parts) < _MOST_PARTS and self._one(body):
                     pass
@@ -77,8 +84,7 @@ class Search(Proving):
         """Put one part in a block's place; whether there is one."""
         self.statements = list(self.scan.block(body))
         self.scan.acting = {}
-        stored = functools.cache(lambda index: frozenset(_stored(body[index])))
-        self.stored = stored
+        self.stored = functools.cache(lambda index: frozenset(stored(body[index])))
         self.reads = functools.cache(functools.partial(self._reads, body))
         kind = type(self.module)
         # of one input it may be nearly a norm: what a part is of several, no leaf is
@@ -88,15 +94,20 @@ class Search(Proving):
             for root, e in statement.ops:
                 if alone and root not in results and not self.large:
                     continue
-                if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List) or self._served(e):
+                pair = isinstance(e, ast.Tuple) and root is statement.value and _chosen(root)
+                several = isinstance(e, ast.Slice | ast.Tuple | ast.List) and not pair
+                if root.kind != "op" or several or (self.pairs and not pair) or self._served(e):
                     continue
                 if self.large and products(root.inside(frozenset())) < 2:
                     continue
+                if root.label in CHOICES and not (root is statement.value and _unpacks(body[statement.index])):
+                    continue  # others may read it by its names
                 if root.whole is not None and self._has_role(root.whole):
                     continue
                 for leaves in self._cuts(root, statement):
                     if self._taken(body, statement, root, e, leaves):
                         self.whole |= self.large
+                        self.paired |= _chosen(root)
                         return True
         return False
 
@@ -155,20 +166,31 @@ class Search(Proving):
             order.setdefault(node, i)
         sized = {c: root.inside(c) for c in cuts(root) if c and root not in c}
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
+        turns = [] if self.large else turning(root, lambda n: n in here or n in statement.names)
+        turns = [c for c in turns if self._worth(root.inside(c))]
+        chosen, sized = [*turns, *(c for c in chosen if c not in turns)], sized | {c: root.inside(c) for c in turns}
         if self.large:
             chosen = [c for c in chosen if len(c) > 2 and products(sized[c]) == 2]
             nearest = closest(root, lambda n: n in here or n in statement.names)
             if nearest is not None and nearest not in chosen and self._worth(root.inside(nearest)):
                 chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
         if self.moving:
-            chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
+            chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & (OF_SEVERAL | CHOICES)]
         for cut in [c for c in chosen if len(c) > 2 and {n.label for n in sized[c]} & OF_SEVERAL]:
             numbered = with_numbers(root, cut, lambda n: n in here or n in statement.names)
             if numbered is not None and numbered not in chosen:
                 chosen, sized[numbered] = [*chosen, numbered], root.inside(numbered)
-        chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))
+        chosen.sort(
+            key=lambda c: (
+                len(c) > 2,
+                c not in turns,
+                len(c & past) > 0,
+                sum(n.counts() for n in c) > 1,
+                -sum(n.kind == "op" for n in sized[c]),
+            )
+        )
         # numbers last: a proof has none of them
-        return [tuple(sorted(c, key=lambda n: (n.counts(), order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
+        return [tuple(sorted(c, key=lambda n: (n.fact(), order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
 
     def _worth(self, inside: list[Node]) -> bool:
         computed = [n for n in inside if n.kind == "op"]
@@ -179,6 +201,7 @@ class Search(Proving):
         return (
             stacks(inside) == 2
             or products(inside) == 2
+            or _chosen(inside[-1])
             or not any(_within(place, place_of(n.tree)) for n in computed for place in self.skipped)
         )
 
@@ -264,17 +287,18 @@ class Search(Proving):
         between = [(body[i], none) for i in range(at + 1, statement.index)]
         if any(self.scan.acts(s, but, calls) for s, but in [(body[at], e), *between, (body[statement.index], root)]):
             return None
-        names = set(_read(e)) & self.scan.locals
+        names = set(read(e)) & self.scan.locals
         if any(names & self.stored(i) for i in range(at, statement.index)):
             return None
         lost = {n for i in range(at) if i in going for n in self.stored(i)}
         return None if names & lost else copied(e)
 
     def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:
-        """(names that are read outside of a block, names that functions inside read)."""
-        outer = Counter(_read(self.tree)) - Counter(n for s in body for n in _read(s))
-        nested = (f for f in ast.walk(self.tree) if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree)
-        return set(outer), {n for f in nested for n in _read(f)}
+        """(names that are read outside of a block, names that functions inside read, but for one that it stands in)."""
+        outer = Counter(read(self.tree)) - Counter(n for s in body for n in read(s))
+        nested = [f for f in ast.walk(self.tree) if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree]
+        nested = [f for f in nested if isinstance(f, ast.Lambda) or not any(b is body for b in blocks(f))]
+        return set(outer), {n for f in nested for n in read(f)}
 
     def _without(
         self,
@@ -294,17 +318,22 @@ class Search(Proving):
         outer, closures = self.reads()
         loops = (n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While))
         repeated = any(body is inner for loop in loops for inner in blocks(loop))
+        sized: set[int] = set()  # what stays, because others read its sizes
         for index in range(statement.index - 1, -1, -1):
             inner = inside & bound.get(index, {}).keys()
-            if not inner or all(node.counts() for node in inner):  # sizes may be read by others, too
+            if not inner or all(node.fact() for node in inner):  # sizes may be read by others, too
                 continue
             for name in bound[index].values():
                 outside = name in outer
-                looped = repeated and any(name in _read(s) for s in fresh[:index] if s is not None)
-                mine = (changed, _read(changed).count(name) == 1) if name in past else (None, False)
-                if outside or looped or name in closures or _reads_next(name, fresh[index + 1 :], *mine):
+                looped = repeated and any(name in read(s) for s in fresh[:index] if s is not None)
+                mine = (changed, read(changed).count(name) == 1) if name in past else (None, False)
+                if outside or looped or name in closures:
                     return None
-            fresh[index] = None
+                if reads_next(name, fresh[index + 1 :], *mine):
+                    if not all(s is None or reads_sizes(name, s) for s in fresh[index + 1 :]):
+                        return None
+                    sized.add(index)
+            fresh[index] = fresh[index] if index in sized else None
         return [s for s in fresh if s is not None]
 
 
@@ -339,36 +368,24 @@ def recognised(e: ast.expr, function: types.FunctionType) -> bool:
         return False
 
 
-def _read(tree: ast.AST) -> list[str]:
-    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-
-
-def _stored(tree: ast.AST) -> list[str]:
-    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
-
-
-def _reads_next(name: str, body: list[ast.stmt | None], own: ast.stmt | None, once: bool) -> bool:
-    """Whether a statement reads a local before another puts a value there, but for the part's reading in ``own``."""
-    for statement in body:
-        if statement is None or (statement is own and once and name not in _stored(statement)):
-            continue
-        if statement is own and once:
-            return not isinstance(statement, ast.Assign)
-        if name in _read(statement):
-            return True
-        stores = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
-        if stores:
-            return not isinstance(statement, ast.Assign)
-    return False
-
-
 def _results(last: ast.stmt, statements: list[Statement]) -> set[Node]:
     """What a block returns: a value, or those of a tuple."""
     if not isinstance(last, ast.Return) or not statements or statements[-1].value is None:
         return set()
     value = statements[-1].value
-    parts = value.children if isinstance(value.tree, ast.Tuple) else (value,)
-    return {*parts}
+    parts = value.children if isinstance(value.tree, ast.Tuple) else ()
+    return {value, *parts}
+
+
+def _unpacks(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and all(isinstance(t, ast.Tuple) for t in statement.targets)
+
+
+def _chosen(root: Node) -> bool:
+    """Whether it is a choice's two results, or values of them."""
+    if isinstance(root.tree, ast.Tuple):
+        return len(root.children) == 2 and any(n.label in CHOICES for n in root.inside(frozenset()))
+    return root.label in CHOICES
 
 
 def place_of(node: Any) -> tuple[Any, ...]:
