@@ -112,6 +112,16 @@ class OthersDtype(nn.Module):
 
 
 @alike(logits)
+class WideSum(nn.Module):
+    """In place the weights keep their dtype, whatever they are divided by."""
+
+    def forward(self, z):
+        w, ids = (z + torch.arange(E).type_as(z)).softmax(-1).topk(K, dim=-1)
+        w /= w.float().sum(-1, keepdim=True)
+        return w, ids
+
+
+@alike(logits)
 class InPlace(nn.Module):
     """What it chose from is changed after it."""
 

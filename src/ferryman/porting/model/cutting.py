@@ -32,21 +32,8 @@ _PLAIN = {
     *("add", "sub", "mul", "div", "neg", "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim"),
     *("to", "type", "type_as", "float", "half", "bfloat16", "contiguous", "clone", "detach", "squeeze", "unsqueeze"),
     *("expand", "expand_as", "repeat", "size", "chunk", "split", "unbind", "narrow", "select", "item", "dim", "t"),
-    *(
-        "Subscript",
-        "Tuple",
-        "List",
-        "len",
-        "int",
-        "bool",
-        "range",
-        "getattr",
-        "numel",
-        "swapaxes",
-        "view_as",
-        "T",
-        "mT",
-    ),
+    *("Subscript", "Tuple", "List", "len", "int", "bool", "range", "getattr", "numel", "swapaxes", "view_as"),
+    *("T", "mT"),
 }
 
 
@@ -318,7 +305,9 @@ class Search(Proving):
         outer, closures = self.reads()
         loops = (n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While))
         repeated = any(body is inner for loop in loops for inner in blocks(loop))
-        sized: set[int] = set()  # what stays, because others read its sizes
+        # what only moves or casts stays where others read its sizes
+        plain = {s.index for s in self.statements if not {n.label for n, _ in s.ops} - _PLAIN - {""}}
+        sized: set[int] = set()
         for index in range(statement.index - 1, -1, -1):
             inner = inside & bound.get(index, {}).keys()
             if not inner or all(node.fact() for node in inner):  # sizes may be read by others, too
@@ -330,7 +319,8 @@ class Search(Proving):
                 if outside or looped or name in closures:
                     return None
                 if reads_next(name, fresh[index + 1 :], *mine):
-                    if not all(s is None or reads_sizes(name, s) for s in fresh[index + 1 :]):
+                    rest = (s for s in fresh[index + 1 :] if s is not None)
+                    if index not in plain or not all(reads_sizes(name, s) for s in rest):
                         return None
                     sized.add(index)
             fresh[index] = fresh[index] if index in sized else None

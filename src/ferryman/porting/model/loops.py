@@ -54,6 +54,8 @@ def _written(loop: ast.For) -> str | None:
             return None
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             return None
+        if isinstance(node, ast.keyword) and node.arg in ("out", "inplace"):
+            return None
     names: set[str] = set()
     for place in places:
         inner = place.value if isinstance(place, ast.Subscript | ast.Attribute) else place

@@ -48,7 +48,7 @@ def _pair(body: list[ast.stmt], start: int, values: str, ids: str) -> None:
         statement = body[i]
         if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
             name = statement.target.id
-            if name not in fresh or _names(statement.value) - {name, "torch", "F"}:
+            if name not in fresh or _names(statement.value) - {name} or any(map(_casts, ast.walk(statement.value))):
                 return  # it may have another dtype than the same in place
             value: ast.expr = ast.BinOp(ast.Name(name, ast.Load()), statement.op, statement.value)
             body[i] = statement = ast.copy_location(
@@ -80,6 +80,13 @@ def _pair(body: list[ast.stmt], start: int, values: str, ids: str) -> None:
 
 def _names(tree: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+
+
+def _casts(node: ast.AST) -> bool:
+    casts = {"to", "type", "float", "double", "half", "bfloat16"}
+    return (isinstance(node, ast.Attribute) and node.attr in casts) or (
+        isinstance(node, ast.keyword) and node.arg == "dtype"
+    )
 
 
 def _stores(node: ast.AST) -> bool:

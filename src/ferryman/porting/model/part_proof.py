@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ferryman.porting.model import blocks, flow, helpers, part_sizes, recognise
+from ferryman.porting.model import blocks, flow, helpers, part_losses, part_sizes, recognise, source
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.nodes import Node
@@ -25,14 +25,7 @@ from ferryman.porting.model.trees import copied, swap
 
 _MOST_TRIALS = 96
 _HELD = flow.FUNCTIONS | functools.partial | types.MethodType
-# What a mean loss of class numbers is made of, and nothing that asks which numbers they are
-_LOSSES = {"nll_loss", "logsumexp", "log_softmax"}
-_OF_LOSSES = {
-    *(*_LOSSES, "", "gather", "squeeze", "unsqueeze", "view", "reshape", "flatten", "size", "mean", "sum", "neg"),
-    *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim", "arange", "masked_fill", "where", "ne"),
-    *("to", "type_as", "fill"),
-}
-OF_SEVERAL = frozenset(_LOSSES | TURNS | PRODUCTS)  # what a part of several values has one of
+OF_SEVERAL = frozenset(part_losses.LOSSES | TURNS | PRODUCTS)  # what a part of several values has one of
 
 
 @dataclass
@@ -149,7 +142,13 @@ class Proving:
                 return self._part(role, module, plain, own, order)
         labels = {n.label for n in inside}
         settings = all(_is_plain(n.value) for n in own.values())
-        if count == 2 and labels & _LOSSES and labels <= _OF_LOSSES and settings and _unasked(tree, own):
+        if (
+            count == 2
+            and labels & part_losses.LOSSES
+            and labels <= part_losses.OF_LOSSES
+            and settings
+            and part_losses.unasked(tree, own)
+        ):
             for order in ((0, 1), (1, 0)):
                 module = self._module(tree, own, order)
                 if module is not None:
@@ -256,6 +255,11 @@ class Proving:
         for name, value in vars(module).items():
             if name in reached and name not in own and name in vars(self.module or module) and _is_plain(value):
                 tests += [] if name.startswith("_") else [f"ferryman_same(self.{name}, {value!r})"]
+        forward, home = type(module).forward, self.function.__globals__
+        named = {n: home.get(n) for code in source.codes_of(forward) for n in code.co_names}  # type: ignore[arg-type]
+        tests += [
+            f"ferryman_same(ferryman_file.get({n!r}), {v!r})" for n, v in named.items() if type(v) in (int, bool, str)
+        ]
         return tuple(tests)
 
     def _of_ours(self, e: ast.expr) -> str:
@@ -355,34 +359,6 @@ def _child(call: ast.expr) -> str:
     """The path of a child that is called."""
     path = ast.unparse(call.func).partition(".")[2] if isinstance(call, ast.Call) else ""
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
-
-
-def _unasked(tree: ast.FunctionDef, own: dict[str, Node]) -> bool:
-    """Whether a loss counts every row, or all but those of a number that is no class: nothing else is compared, and no
-    number is one of a row that does not count."""
-    named = {"weight", "size_average", "ignore_index", "reduce"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.BoolOp | ast.IfExp) or (isinstance(node, ast.keyword) and node.arg in named):
-            return False
-        compared: list[ast.expr] = []
-        if isinstance(node, ast.Compare):
-            compared = [node.left, *node.comparators]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("ne", "eq", "gt", "ge", "lt"):
-            compared = [*node.args]
-        if compared and not any(_negative(e, own) for e in compared):
-            return False
-        loss = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("nll_loss")
-        if loss and len(node.args) > 2:  # type: ignore[attr-defined]
-            return False
-    return True
-
-
-def _negative(e: ast.expr, own: dict[str, Node]) -> bool:
-    """Whether it is a number below 0, written down or the module's."""
-    if isinstance(e, ast.Attribute) and e.attr in own:
-        value = own[e.attr].value
-        return isinstance(value, int) and value < 0
-    return isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub) and isinstance(e.operand, ast.Constant)
 
 
 def _reads_methods(tree: ast.FunctionDef, self_name: str | None, own: dict[str, Node]) -> bool:

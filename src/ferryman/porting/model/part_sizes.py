@@ -6,11 +6,16 @@ import ast
 import itertools
 from collections.abc import Iterator
 
+import torch
+
 from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part_shape import number_of
 
 _MOST_READINGS = 4
-_ALIKE = {"contiguous", "clone", "detach", "cos", "sin", "neg", "float", "to", "type_as", "softmax", "masked_fill"}
+_ALIKE = {
+    *("contiguous", "detach", "float", "to", "type_as"),
+    *(f.__name__ for f in (torch.clone, torch.neg, torch.cos, torch.sin, torch.softmax, torch.masked_fill)),
+}
 Reading = dict[Node, str]  # each fact, as an expression over ``ferryman_a0`` and on
 
 
