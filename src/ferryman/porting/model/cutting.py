@@ -92,6 +92,13 @@ class Search(Proving):
                 if root.whole is not None and self._has_role(root.whole):
                     continue
                 for leaves in self._cuts(root, statement):
+                    if (
+                        alone
+                        and not self.large
+                        and not _chosen(root)
+                        and any(n.fact() and not n.counts() for n in leaves)
+                    ):
+                        continue  # what it is given is not all that it computes of
                     if self._taken(body, statement, root, e, leaves):
                         self.whole |= self.large
                         self.paired |= _chosen(root)

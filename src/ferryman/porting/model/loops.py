@@ -40,7 +40,8 @@ def loops(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> 
 def _written(loop: ast.For) -> str | None:
     """The one name that a loop writes into; None where it does something else beside."""
     inside = [n for s in (loop.iter, loop.target, *loop.body) for n in ast.walk(s)]
-    if loop.orelse or any(isinstance(n, _SCOPES | _LEAVES | _SUSPENDS) for n in inside):
+    ranges = isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "range"
+    if not ranges or loop.orelse or any(isinstance(n, _SCOPES | _LEAVES | _SUSPENDS) for n in inside):
         return None
     places: list[ast.expr] = []
     values: set[int] = set()
