@@ -32,6 +32,7 @@ DRAWS = {
     "h100/regret-fourth": "all ops, H100",
     "h100/regret-attention-fifth": "attention alone, H100",
     "h200/regret-attention-second": "attention alone, H200, whose lockfile has no region of it",
+    "h200/regret-attention-third": "the same, later, with masks of keys",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.conftest import QUICK, SLOW, listed  # noqa: E402
 
-_HEAD = f"""# Tests that took more than {QUICK:.0f} s of CPU when they were measured (ci/slow_tests.py): seconds, id.
+_HEAD = f"""# Tests that took more than {QUICK:g} s of CPU when they were measured (ci/slow_tests.py): seconds, id.
 # They are slow tests: `make test` leaves them out, `make test-slow` runs them, .ci/run a share of them a day.
 # A function without parameters in brackets is slow by its source: the mean of its tests.
 """

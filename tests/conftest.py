@@ -35,7 +35,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores; more t
 
 
 SLOW = Path(__file__).with_name("slow.txt")
-QUICK = 2.0  # seconds of CPU that a quick test may take; `python ci/slow_tests.py` lists what takes more
+QUICK = 1.0  # seconds of CPU that a quick test may take; `python ci/slow_tests.py` lists what takes more
 UNKNOWN = 15.0  # of a slow test that was not measured yet: about the mean of those that are slow by their source
 LIMIT = 120.0  # beyond this one that is not listed fails: who comes first pays for what a process keeps
 
@@ -289,5 +289,5 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
         pytest.fail(f"it leaves settings of torch changed: {changed}; required: {settings}, as it began with")
     if spent > LIMIT and not {"slow", "gpu"} & set(item.keywords):
-        pytest.fail(f"it took {spent:.0f} s of CPU; a quick test has {QUICK:.0f}: list it (python ci/slow_tests.py)")
+        pytest.fail(f"it took {spent:.0f} s of CPU; a quick test has {QUICK:g}: list it (python ci/slow_tests.py)")
     return result

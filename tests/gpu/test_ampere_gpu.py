@@ -22,10 +22,11 @@ from ferryman.porting.judging.results import Cell, Results
 from ferryman.porting.running import stand_in, stand_in_route
 from tests.cli.run import ferryman
 from tests.lines import serving
-from tests.stand_in_cases import TILES
+from tests.stand_in_cases import tiles
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 ROUTE = "sm_80 PTX of the a100-sxm-80 configuration, executed on "
+TILES = tiles()
 # Every Triton kernel; tests/unit/test_stand_in.py counts their tiles.
 KERNELS = {
     "_norm",

@@ -1,6 +1,6 @@
 """What tests/unit/test_stand_in.py asks of a process that compiles Triton, and has no GPU: JSON on stdout.
 
-stand_in_worker.py sweep PROFILE ARCH DTYPE N FAMILY..   every N-th configuration: compiled, assembled, disassembled
+stand_in_worker.py sweep PROFILE ARCH DTYPE K/N FAMILY.. of each kernel every N-th configuration from K
 stand_in_worker.py launches                              what reaches the driver, which is a fake one
 stand_in_worker.py refusals                              what is refused, and with which words
 """
@@ -39,8 +39,8 @@ from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.aot import groups
 from ferryman.porting.inputs.cases import forward_of
 from ferryman.porting.running.cells import tier_cases
+from tests import stand_in_cases
 from tests.lines import serving
-from tests.stand_in_cases import TILES
 
 # Matrix products of Hopper (HGMMA, QGMMA), its tensor copies (UTMA..), its barriers in memory (SYNCS): none on Ampere.
 NEWER = re.compile(r"\b([HQI]GMMA|UTMA\w*|UBLKCP|SYNCS)\b")
@@ -81,12 +81,15 @@ def modules(family: str) -> list[ModuleType]:
     return [importlib.import_module(name) for name in names]
 
 
-def sweep(name: str, arch: str, dtype: str, every: str, *families: str) -> dict[str, list[dict[str, Any]]]:
-    target = target_of(profile(name))
-    rows = {}
+def sweep(name: str, arch: str, dtype: str, share: str, *families: str) -> dict[str, list[dict[str, Any]]]:
+    target, (first, every), rows = target_of(profile(name)), map(int, share.split("/")), {}
     for family in families:
         sources = [one for kernels in modules(family) for one in kernels.specialisations(target, dtype)]
-        rows[family] = [row(one, target, arch) for one in sources[:: int(every)]]
+        by_kernel: dict[str, list[Specialisation]] = {}
+        for one in sources:
+            by_kernel.setdefault(one.name, []).append(one)
+        some = [one for own in by_kernel.values() for one in own[first % len(own) :: every]]
+        rows[family] = [row(one, target, arch) for one in some]
     return rows
 
 
@@ -115,9 +118,9 @@ def reach(dtype: str) -> dict[str, list[str]]:
     for op in ops:
         for case in tier_cases(op, "standard"):
             left -= tiles(op, case)
-    idle = []
+    idle, extra = [], stand_in_cases.tiles()
     for op in ops:
-        for case in TILES.get(op.name, ()):
+        for case in extra.get(op.name, ()):
             covered = tiles(op, case)
             idle += [] if covered & left else [f"{op.name} {case.name}"]
             left -= covered

@@ -1,5 +1,5 @@
-"""Hugging Face transformers: its attention and mask interfaces, switched to "ferryman" in a model that is ported; and
-its registry of experts' implementations, which their forwards' decorators read.
+"""Hugging Face transformers: its attention and mask interfaces, switched to "ferryman" in a model that is ported; the
+loss that a model holds; and its registry of experts' implementations, which their forwards' decorators read.
 
 Recognising what its modules compute is `ferryman.porting.model`'s; no class of transformers is known here by name.
 Tested with transformers 5.17 and 5.23.
@@ -19,14 +19,14 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ferryman.errors import PortError
-from ferryman.integrations import transformers_masks
+from ferryman.integrations import transformers_losses, transformers_masks
 from ferryman.integrations.transformers_modules import NAME, same_as_ours, windowed
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.arguments import MAX_HEAD_DIM
 from ferryman.porting.model import blocks, rewrite, routines, trace
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported
-from ferryman.porting.model.port import port, register, unport
+from ferryman.porting.model.port import attributes, port, register, unport
 from ferryman.porting.model.results import ModelResult
 from ferryman.porting.model.sites import Left, PortReport, Site
 
@@ -131,6 +131,7 @@ def _differs(module: nn.Module) -> str | None:
 
 
 register(AttentionInterface())
+attributes.append(transformers_losses)
 # What a decorated forward of experts finds there is another implementation of the forward that it wraps.
 blocks.registries[id(ALL_EXPERTS_FUNCTIONS)] = ALL_EXPERTS_FUNCTIONS
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
+from ferryman.ops.attention.scores import visible_in
 from tests.bounded import U32
 from tests.ops.attention.attention_lines import attention
 
@@ -32,10 +33,10 @@ def target() -> Any:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, target: Any) -> list[str]:
     """The names of the forward kernels that were launched, in order."""
-    from ferryman.ops.attention import hopper_kernels, triton_kernels
+    from ferryman.ops.attention import hopper_kernels, key_mask_kernels, triton_kernels
 
     names: list[str] = []
-    for module in (hopper_kernels, triton_kernels):
+    for module in (hopper_kernels, key_mask_kernels, triton_kernels):
         launch = module.launch
 
         def note(kernel: Any, *args: Any, _launch: Any = launch, **meta: Any) -> None:
@@ -72,6 +73,10 @@ def judge(
     lse: Tensor,
     scale: float | None = None,
     bias: Tensor | None = None,
+    key_range: Tensor | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    key_mask: Tensor | None = None,
 ) -> None:
     """Within the sum of the rounding of P, of the output, and of float32 sums in whatever order."""
     group, dim, keys = q.shape[1] // k.shape[1], q.shape[3], k.shape[2]
@@ -80,8 +85,11 @@ def judge(
     scores, size = q64 @ k64.mT * scale, q64.abs() @ k64.abs().mT * scale
     if bias is not None:
         scores, size = scores + bias.double(), size + bias.double().abs().nan_to_num(posinf=0.0)
-    if causal:
-        scores = scores.masked_fill(hidden(q.shape[2], keys), -math.inf)
+    seen = visible_in(q, k, causal, window, key_range, chunk)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    if key_mask is not None:
+        scores = scores.masked_fill(~key_mask, -math.inf)
     want_lse = scores.logsumexp(-1)
     p = torch.exp(scores - want_lse.masked_fill(want_lse == -math.inf, 0.0)[..., None])
     want, u = p @ v64, torch.finfo(q.dtype).eps / 2
@@ -92,9 +100,9 @@ def judge(
     assert out.dtype == q.dtype and out.transpose(1, 2).is_contiguous()
     assert ((out.double() - want).abs() <= bound).all(), float(((out.double() - want).abs() / bound).max())
     assert torch.equal(lse == -math.inf, want_lse == -math.inf)
-    seen = want_lse > -math.inf
-    error = (lse.double() - want_lse)[seen].abs()
-    assert (error <= (4 * U32 * want_lse.abs() + of_scores[..., 0])[seen]).all()
+    some = want_lse > -math.inf
+    error = (lse.double() - want_lse)[some].abs()
+    assert (error <= (4 * U32 * want_lse.abs() + of_scores[..., 0])[some]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
@@ -185,6 +193,135 @@ def test_a_float_mask_within_the_bounds_of_float64(
     assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
 
 
+RANGES = [(0, 700), (0, 1), (130, 700), (127, 256), (699, 700), (300, 300), (500, 20), (-9, 10_000), (256, 513)]
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("queries", [129, 700, 1111])
+def test_a_key_range_within_the_bounds_of_float64(
+    ran: list[str], target: Any, queries: int, dim: int, causal: bool, with_bias: bool
+) -> None:
+    """What a range leaves out is nothing that a row takes part of, whatever it holds but for what is not finite."""
+    batch = len(RANGES)
+    key_range = torch.tensor(RANGES, dtype=torch.int32, device=GPU)
+    q, k, v = operands(batch, 4, 2, queries, 700, dim, torch.bfloat16)
+    bias = biased((1, 4, queries, 700), "wider", torch.bfloat16) if with_bias else None
+    sinks = torch.tensor([0.5, -1.0, -math.inf, 3.0], device=GPU)
+    options = (causal, None, None, 0.0, bias, None, key_range, None, 0.0, None, target)
+    out, lse = attention(q, k, v, *options)
+    assert ran == ["attention_forward_hopper"]
+    judge(q, k, v, causal, out, lse, bias=bias, key_range=key_range)
+    again = attention(q, k, v, *options)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+    with_sinks = attention(q, k, v, *options[:5], sinks, *options[6:])
+    want = torch.logaddexp(lse.double(), sinks.double()[None, :, None])
+    assert torch.equal(with_sinks[1] == -math.inf, want == -math.inf)
+    seen = want > -math.inf
+    assert ((with_sinks[1].double() - want)[seen].abs() <= 8 * U32 * (1 + want[seen].abs())).all()
+    assert (out[5:7] == 0).all() and (lse[5:7] == -math.inf).all()
+    assert ran == ["attention_forward_hopper"] * 3
+
+
+@pytest.mark.parametrize("more", ["", "range", "bias", "range bias"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("queries", "keys", "window", "chunk"),
+    [
+        *((700, 700, n, None) for n in (1, 2, 63, 128, 129, 300, 699)),
+        *((1111, 900, 200, None), (200, 1500, 130, None), (129, 4096, 1000, None)),
+        *((700, 700, None, n) for n in (1, 20, 128, 300)),
+        *((900, 1400, None, 333), (1500, 1000, None, 128), (700, 700, 100, 256)),
+    ],
+)
+def test_a_window_and_chunks_within_the_bounds_of_float64(
+    ran: list[str], target: Any, queries: int, keys: int, window: int | None, chunk: int | None, dim: int, more: str
+) -> None:
+    q, k, v = operands(4, 4, 2, queries, keys, dim, torch.bfloat16)
+    ranges = [(0, keys), (130, keys), (7, keys - 200), (50, 50)]
+    key_range = torch.tensor(ranges, dtype=torch.int32, device=GPU) if "range" in more else None
+    bias = biased((1, 4, queries, keys), "wider", torch.bfloat16) if "bias" in more else None
+    options = (True, None, window, 0.0, bias, None, key_range, chunk, 0.0, None, target)
+    out, lse = attention(q, k, v, *options)
+    assert ran == ["attention_forward_hopper"]
+    judge(q, k, v, True, out, lse, bias=bias, key_range=key_range, window=window, chunk=chunk)
+    again = attention(q, k, v, *options)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+
+
+def key_masks(keys: int) -> Tensor:
+    """(8, 1, 1, Sk): all, left and right padding, both, holes, one key, none, and an odd half."""
+    place = torch.arange(keys, device=GPU)
+    draw = torch.Generator(device=GPU).manual_seed(keys)
+    holes = torch.rand(keys, device=GPU, generator=draw) < 0.7
+    rows = [place >= 0, place >= 37, place < keys - 130, (place >= 129) & (place < keys - 1), holes, place == 5]
+    return torch.stack([*rows, place < 0, place % 2 == 1])[:, None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("ranged", [False, True], ids=["", "range"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal", "window", "chunk"),
+    [
+        *((700, 700, False, None, None), (129, 1000, False, None, None), (1111, 515, False, None, None)),
+        *((700, 700, True, None, None), (333, 5000, True, None, None), (900, 520, True, None, None)),
+        *((700, 700, True, 150, None), (700, 700, True, None, 100), (300, 700, True, 64, 256)),
+    ],
+)
+def test_a_mask_of_keys_within_the_bounds_of_float64(
+    ran: list[str],
+    target: Any,
+    queries: int,
+    keys: int,
+    causal: bool,
+    window: int | None,
+    chunk: int | None,
+    ranged: bool,
+    dim: int,
+    dtype: torch.dtype,
+) -> None:
+    q, k, v = operands(8, 4, 2, queries, keys, dim, dtype)
+    mask = key_masks(keys)
+    ranges = [(0, keys), (0, keys), (50, keys), (200, keys - 3), (3, keys), (0, 300), (0, keys), (130, 257)]
+    key_range = torch.tensor(ranges, dtype=torch.int32, device=GPU) if ranged else None
+    options = (causal, None, window, 0.0, mask, None, key_range, chunk, 0.0, None, target)
+    out, lse = attention(q, k, v, *options)
+    assert ran == ["attention_keys_of_mask", "attention_forward_hopper"]
+    judge(q, k, v, causal, out, lse, key_range=key_range, window=window, chunk=chunk, key_mask=mask)
+    assert (out[6] == 0).all() and (lse[6] == -math.inf).all()
+    again = attention(q, k, v, *options)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+
+
+@pytest.mark.parametrize("form", ["keys", "one sequence", "expanded"])
+def test_every_form_of_a_mask_of_keys(ran: list[str], target: Any, form: str) -> None:
+    q, k, v = operands(3, 4, 2, 300, 444, 64, torch.bfloat16)
+    mask = key_masks(444)[3:6]
+    if form != "expanded":
+        mask = mask[1] if form == "one sequence" else mask[1, 0, 0]
+    else:
+        mask = mask.expand(3, 4, 300, 444)
+    out, lse = attention(q, k, v, True, None, None, 0.0, mask, target)
+    judge(q, k, v, True, out, lse, key_mask=mask)
+    assert ran == ["attention_keys_of_mask", "attention_forward_hopper"]
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_keys_outside_a_range_may_be_anything_finite(ran: list[str], target: Any, dim: int) -> None:
+    q, k, v = operands(2, 2, 2, 300, 400, dim, torch.bfloat16)
+    key_range = torch.tensor([(37, 311), (0, 130)], dtype=torch.int32, device=GPU)
+    want = attention(q, k, v, True, None, None, 0.0, None, None, key_range, None, 0.0, None, target)
+    for b, (first, past) in enumerate(key_range.tolist()):
+        for x, value in ((k, math.nan), (v, 3e38)):
+            x[b, :, :first] = value
+            x[b, :, past:] = value
+    actual = attention(q, k, v, True, None, None, 0.0, None, None, key_range, None, 0.0, None, target)
+    assert torch.equal(actual[0], want[0]) and torch.equal(actual[1], want[1])
+    assert ran == ["attention_forward_hopper"] * 2
+
+
 @pytest.mark.parametrize("dim", [64, 128])
 def test_a_mask_in_which_a_score_is_infinite_or_nan(ran: list[str], target: Any, dim: int) -> None:
     q, k, v = operands(1, 2, 2, 256, 256, dim, torch.bfloat16)
@@ -218,9 +355,9 @@ def test_what_tma_cannot_describe_is_copied(ran: list[str], target: Any, why: st
 
 def refused() -> dict[str, tuple[dict[str, Any], str]]:
     return {
-        "window": ({"window": 100}, "bf16"),
+        "a window to both sides": ({"window": 100, "causal": False}, "bf16"),
         "softcap": ({"softcap": 20.0}, "bf16"),
-        "mask": ({"mask": True}, "bf16"),
+        "a bool mask of pairs": ({"mask": True}, "bf16"),
         "negative scale": ({"scale": -0.1}, "bf16"),
         "float32": ({}, "f32"),
         "D80": ({}, "d80"),
@@ -234,8 +371,8 @@ def test_the_plain_kernel_serves_the_rest(ran: list[str], target: Any, why: str)
     dtype, dim = torch.float32 if kind == "f32" else torch.bfloat16, 80 if kind == "d80" else 64
     q, k, v = operands(2, 4, 2, 40 if kind == "few" else 256, 256, dim, dtype)
     mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if options.get("mask") else None
-    window, cap = options.get("window"), options.get("softcap", 0.0)
-    out, lse = attention(q, k, v, True, options.get("scale"), window, cap, mask, target)
+    window, cap, causal = options.get("window"), options.get("softcap", 0.0), options.get("causal", True)
+    out, lse = attention(q, k, v, causal, options.get("scale"), window, cap, mask, target)
     assert ran == ["attention_forward"]
     assert out.isfinite().all() and lse.isfinite().all()
 

@@ -10,7 +10,8 @@ from ferryman.porting.inputs.cases import materialise
 
 
 @pytest.mark.parametrize(
-    ("kind", "share"), [("cache", (0.2, 0.55)), ("documents", (0.1, 0.4)), ("padding", (0.2, 0.5))]
+    ("kind", "share"),
+    [("cache", (0.2, 0.55)), ("documents", (0.1, 0.4)), ("padding", (0.2, 0.5)), ("keys", (0.5, 1.0))],
 )
 def test_a_mask_hides_what_its_kind_hides(kind: str, share: tuple[float, float]) -> None:
     op = registry.primitive("attention")

@@ -161,27 +161,38 @@ _MASK_ALIKE = Clause(
 )
 
 
-_ROWS_OF_BIAS = Clause(
-    "no mask, or a float one of q's dtype with a row for each query and a column for each key",
+_MASK_OF_HOPPER = Clause(
+    "no mask, a bool one that is the same for all heads and queries, or a float one of q's dtype with a row for each "
+    "query and a column for each key",
     ("q.dtype", "q.shape[2]", "k.shape[2]", "mask.dtype", "mask.shape", "mask.stride"),
-    lambda view: _bias_facts(view.args["q"], view.args["k"], view.args["mask"]),
+    lambda view: _mask_facts(view.args["q"], view.args["k"], view.args["mask"]),
     lambda m: m is None or all(m),
 )
 
 
-def _bias_facts(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> tuple[bool, ...] | None:
-    """(q's dtype, a row for each query, none of them the same, a column for each key)."""
+def _mask_facts(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> tuple[bool, ...] | None:
+    """(bool; a column for each key; one row for all queries, and all heads), or (q's dtype, a row for each query, none
+    of them the same, a column for each key)."""
     if mask is None:
         return None
+    columns = mask.dim() > 0 and mask.shape[-1] == k.shape[2]
+    if mask.dtype == torch.bool:
+        one = (all(mask.dim() < -d or mask.shape[d] == 1 or mask.stride(d) == 0 for d in (-2, -3)),)
+        return True, columns, *one
     rows = mask.dim() > 1 and mask.shape[-2] == q.shape[2]
-    return mask.dtype == q.dtype, rows, rows and mask.stride(-2) != 0, mask.dim() > 0 and mask.shape[-1] == k.shape[2]
+    return mask.dtype == q.dtype, rows, rows and mask.stride(-2) != 0, columns
 
 
+_CAUSAL_SPAN = Clause(
+    "a window or chunks that hide keys only where causal",
+    ("causal", "window", "chunk", "key_range", "q.shape[2]", "k.shape[2]"),
+    lambda view: (bool(view.args["causal"]), _hiding(view, "window"), _hiding(view, "chunk")),
+    lambda m: m[0] or m[1:] == (None, None),
+)
 _OF_HOPPER = (
     _HALF,
     one_of("q.shape[-1]", 64, 128),
-    *_PLAIN[:2],
-    *_ALL_KEYS,
+    one_of("softcap", 0.0),
     _NO_DROPOUT,
     _ONE_WIDTH,
     at_least("q.shape[2]", 128),

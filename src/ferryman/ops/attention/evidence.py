@@ -52,14 +52,14 @@ def _bench(grid: Grid) -> Iterator[Case]:
 
 _NAME = re.compile(
     r"B(\d+) H(\d+)/(\d+) Q(\d+) K(\d+) D(\d+)( causal)?(?: window(\d+))?(?: softcap(\d+))?(?: chunk(\d+))?"
-    r"(?: (padding|mask|cache|documents|bias|sinks|range|dropout))?"
+    r"(?: (padding|keys|mask|cache|documents|bias|sinks|range|dropout))?"
 )
 
 
 def _named(name: str) -> Case:
-    """padding: the mask of left-padded rows, each query's own. cache: of a static cache that is partly full. documents:
-    of packed ones. mask: random. bias: of floats, one for all of a batch. range: a first and an end key for each
-    sequence. dropout: of a tenth."""
+    """padding: the mask of left-padded rows, each query's own. keys: of right-padded sequences, the same for all
+    queries. cache: of a static cache that is partly full. documents: of packed ones. mask: random. bias: of floats, one
+    for all of a batch. range: a first and an end key for each sequence. dropout: of a tenth."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"{name!r} is no case of attention; required: such as B2 H32/8 Q512 K512 D128 causal window64")
@@ -70,6 +70,8 @@ def _named(name: str) -> Case:
         mask = TensorSpec((1, heads, queries, keys), fill="normal")
     elif kind in ("padding", "mask", "cache", "documents"):
         mask = TensorSpec((batch, 1, queries, keys), dtype="bool", fill=kind)
+    elif kind == "keys":
+        mask = TensorSpec((batch, 1, 1, keys), dtype="bool", fill=kind)
     added: dict[str, dict[str, Any]] = {
         "sinks": {"sinks": TensorSpec((heads,))},
         "range": {"key_range": key_ranges(batch)},
@@ -99,6 +101,7 @@ _CONTENTS = (
     "B8 H32/8 Q17 K4096 D128 cache",
     "B2 H32/8 Q4096 K4096 D64 documents",
     "B8 H12/12 Q512 K512 D64 bias",
+    "B8 H12/12 Q512 K512 D64 keys",
 )
 _HEAD_DIMS = (40, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
 _MOST_MASK = 1 << 28  # elements
@@ -111,10 +114,10 @@ def _sampled(s: Sampler) -> str:
     keys = s.around(64 // min(s.less, 4), 16_384 // s.less)
     form = s.draw.choice(("square", "square", "square", "decode", "decode", "chunk", "cross"))
     queries = {"square": keys, "decode": 1, "chunk": s.around(2, min(1024, keys)), "cross": s.around(16, 2048)}[form]
-    plain, hidden = ("", "", "", " window", " softcap50"), (" padding", " mask", " bias")
+    plain, hidden = ("", "", "", " window", " softcap50"), (" padding", " keys", " mask", " bias")
     kind = s.draw.choice((*plain, *hidden, " sinks", " range", " chunk", " dropout"))
     batch = s.fitting(batch, heads, queries, max(keys, queries), dim)
-    causal = " causal" if form != "cross" and kind not in (" padding", " mask") else ""
+    causal = " causal" if form != "cross" and kind not in (" padding", " keys", " mask") else ""
     if kind == " window":
         kind = f" window{s.draw.choice((64, 128, 512, 1024, 4096))}" if causal else ""
     if kind == " chunk":

@@ -86,6 +86,13 @@ def _cache(d: Draw) -> Tensor:
     return (d.columns() < full).expand(d.shape)
 
 
+def _keys(d: Draw) -> Tensor:
+    """Bool: up to half of a sequence's last keys are padding, for all its queries."""
+    keys = d.shape[-1]
+    past = keys - (d.uniform()[..., :1, :1] * (keys // 2)).floor()
+    return (d.columns() < past).expand(d.shape)
+
+
 def _documents(d: Draw) -> Tensor:
     """Bool: no later key, and none of another document of 512 tokens."""
     queries, keys = d.shape[-2:]
@@ -97,6 +104,7 @@ def _documents(d: Draw) -> Tensor:
 FILLS = (
     Fill("cache", "bool: the first quarter to half of the keys", _cache),
     Fill("documents", "bool: nothing later than the query, nor of another 512 tokens", _documents),
+    Fill("keys", "bool: right padding, the same for all queries", _keys),
     Fill("padding", "bool: left padding, and nothing later than the query", _padding),
     Fill("ranges", "int32 (batch, 2): first and end key, some of them empty", _ranges),
     Fill("any_range", "int32 (batch, 2): out of the keys and out of order", _anything, False),

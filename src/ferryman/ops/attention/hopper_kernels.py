@@ -7,6 +7,10 @@ tile's Q, K and V arrive during the last one's epilogue (one program for each ti
 
 Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever the menu keeps from it.
 
+Tiles of keys begin with the first key that a sequence has or its mask leaves, where a copy by TMA may begin as well; of
+a float mask only at 16-byte steps of a row. A bool mask of keys is read in blocks at an end, and in all blocks of a
+sequence that has holes. A window and chunks end the blocks early; those that they cut are masked.
+
 A float mask comes as tiles of 64 rows, one for each warpgroup, through a ring of its own. At D128 shared memory has
 room for one such tile and for one tile of Q, where there are two else.
 
@@ -40,6 +44,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention import key_mask_kernels
+from ferryman.ops.attention.arguments import hiding
 from ferryman.ops.attention.hopper_tile_kernels import described
 from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
@@ -50,6 +56,8 @@ WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
 STAGES = gl.constexpr(2)
+_GIVEN, _OF_MASK = gl.constexpr(1), gl.constexpr(2)  # key ranges, as they are given and by `keys_of_mask`; 0: none
+FACTS = gl.constexpr(key_mask_kernels.FACTS)
 
 
 @triton.constexpr_function
@@ -66,31 +74,79 @@ def _named_barrier(INSTRUCTION: gl.constexpr, barrier):
 
 
 @gluon.jit
+def _first_of_span(position, window, chunk, shifted, least):
+    """The first key that the window and the chunk (0: none) leave to a query, at least ``least``. Positions are counted
+    from a key that is ``shifted`` behind the one that chunks are counted from. Integers or tensors."""
+    of_chunk = (position + shifted) // gl.maximum(chunk, 1) * chunk - gl.where(chunk > 0, shifted, 0)
+    of_window = gl.where(window > 0, position - window + 1, 0)
+    return gl.maximum(gl.maximum(of_chunk, of_window), least)
+
+
+@gluon.jit
 def _place(
     index,
     num_tiles,
     batch_heads,
     heads_together,
+    num_heads,
     num_queries,
     num_keys,
+    key_range,
+    window,
+    chunk,
     CAUSAL: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
 ):
-    """(first query row, head of the batch, blocks of keys that some row sees, leading blocks that all rows see)."""
+    """(first query row, head of the batch; of blocks of keys the first that some row sees, the first that all see, the
+    end of those, and of those that some row sees; the key that blocks and positions are counted from; how many keys
+    there are from it on; query 0's position; and `_first_of_span`'s ``shifted`` and ``least``)."""
     group_size = heads_together * num_tiles
     head_first = (index // group_size) * heads_together
     count = gl.minimum(heads_together, batch_heads - head_first)
     within = index % group_size
     tile = within // count
     head = head_first + within % count
+    origin = 0
+    shifted = 0
+    least = 0
+    end = num_keys
+    if RANGE == _GIVEN:
+        of_batch = key_range + head // num_heads * 2
+        origin = gl.minimum(gl.maximum(gl.load(of_batch), 0), num_keys)
+        end = gl.minimum(gl.maximum(gl.load(of_batch + 1), 0), num_keys)
+        if HAS_BIAS:  # whose tiles are copied from 16-byte steps of a row only
+            least = origin % 8
+            origin -= least
+            shifted = -least
+        num_keys = gl.maximum(end - origin, 0)
+    if RANGE == _OF_MASK:
+        of_batch = key_range + head // num_heads * FACTS
+        origin = gl.load(of_batch)
+        num_keys = gl.load(of_batch + 1) - origin
+        end = gl.load(of_batch + 2)
+        shifted = origin - gl.load(of_batch + 4)
+    shift = end - num_queries - origin
     blocks = gl.cdiv(num_keys, BLOCK_N)
     full = num_keys // BLOCK_N
+    if RANGE > 0:
+        blocks = gl.maximum(blocks, 1)
     if CAUSAL:
         tile = num_tiles - 1 - tile  # longest first
-        shift = num_keys - num_queries
         last = gl.minimum(tile * BLOCK_M + BLOCK_M, num_queries)
         blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(last + shift, 1), BLOCK_N))
         full = gl.minimum(full, gl.maximum(tile * BLOCK_M + shift + 1, 0) // BLOCK_N)
-    return tile * BLOCK_M, head, blocks, full
+    low = 0
+    full_low = 0
+    if HAS_SPAN:
+        last = gl.minimum(tile * BLOCK_M + BLOCK_M, num_queries) - 1
+        low = _first_of_span(tile * BLOCK_M + shift, window, chunk, shifted, least) // BLOCK_N
+        low = gl.minimum(low, blocks - 1)
+        full_low = gl.cdiv(_first_of_span(last + shift, window, chunk, shifted, least), BLOCK_N)
+    if RANGE == _OF_MASK:
+        full = gl.where(gl.load(of_batch + 3) != 0, full, 0)  # a block may have holes
+    return tile * BLOCK_M, head, low, full_low, full, blocks, origin, num_keys, shift, shifted, least
 
 
 @gluon.jit
@@ -98,13 +154,18 @@ def _softmax_block(
     scores,
     row_max,
     position,
+    first_seen,
     first_key,
     num_keys,
     score_scale,
     bias_tile,
     bias_empty,
+    key_mask,
+    stride_mask_n,
     CAUSAL: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
     EDGE: gl.constexpr,
 ):
     """(p, new row maximum in base 2, factor for what was summed before)."""
@@ -118,9 +179,14 @@ def _softmax_block(
     if EDGE:
         layout: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
         keys = first_key + gl.arange(0, scores.shape[1], layout)
-        scores = gl.where((keys < num_keys)[None, :], scores, float("-inf"))
+        inside = keys < num_keys
+        if RANGE == _OF_MASK:
+            inside = gl.load(key_mask + keys * stride_mask_n, mask=inside, other=0) != 0
+        scores = gl.where(inside[None, :], scores, float("-inf"))
         if CAUSAL:
             scores = gl.where(keys[None, :] <= position[:, None], scores, float("-inf"))
+        if HAS_SPAN:
+            scores = gl.where(keys[None, :] >= first_seen[:, None], scores, float("-inf"))
     new_max = gl.maximum(row_max, gl.max(scores, 1) * to_base_2)  # it is above 0, and commutes with max
     # -inf: no key seen yet. +inf: the sum becomes inf and the row inf/inf = NaN. Neither may give inf - inf.
     finite_max = gl.where(gl.abs(new_max) == float("inf"), 0.0, new_max)
@@ -198,13 +264,18 @@ def _consume_blocks(
     bias_full,
     bias_empty,
     position,
+    first_seen,
     num_keys,
+    key_mask,
+    stride_mask_n,
     score_scale,
     WORKER: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     dtype: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
     EDGE: gl.constexpr,
 ):
     """Blocks ``first`` down to ``last``: each one's softmax beside the product of the block before with V.
@@ -234,13 +305,18 @@ def _consume_blocks(
             scores,
             row_max,
             position,
+            first_seen,
             block * BLOCK_N,
             num_keys,
             score_scale,
             bias_ring.index(bias_slot),
             bias_empty.index(bias_slot),
+            key_mask,
+            stride_mask_n,
             CAUSAL,
             HAS_BIAS,
+            RANGE,
+            HAS_SPAN,
             EDGE,
         )
         row_sum = _decayed(row_sum, decay, HEAD_DIM) + _row_sums(p, HEAD_DIM)
@@ -272,6 +348,8 @@ def _consume(
     CAUSAL: gl.constexpr,
     HAS_SINKS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
 ):
     """64 query rows of each tile."""
     (
@@ -297,6 +375,12 @@ def _consume(
         heads_together,
         num_queries,
         num_keys,
+        key_range,
+        window,
+        chunk,
+        key_mask,
+        stride_mask_b,
+        stride_mask_n,
         score_scale,
     ) = arguments
     dtype: gl.constexpr = q_ring.dtype
@@ -316,11 +400,30 @@ def _consume(
         if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
             index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
-            row, head, blocks, full = _place(
-                index, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL
+            row, head, low, full_low, full, blocks, origin, own_keys, shift, shifted, least = _place(
+                index,
+                num_tiles,
+                batch_heads,
+                heads_together,
+                num_heads,
+                num_queries,
+                num_keys,
+                key_range,
+                window,
+                chunk,
+                CAUSAL,
+                HAS_BIAS,
+                RANGE,
+                HAS_SPAN,
             )
             row += 64 * WORKER
-            position = row + gl.arange(0, 64, row_layout) + (num_keys - num_queries)
+            position = row + gl.arange(0, 64, row_layout) + shift
+            first_seen = position
+            if HAS_SPAN:
+                first_seen = _first_of_span(position, window, chunk, shifted, least)
+            own_mask = key_mask
+            if RANGE == _OF_MASK:
+                own_mask += (head // num_heads).to(gl.int64) * stride_mask_b + origin.to(gl.int64) * stride_mask_n
             acc = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
             row_max = gl.full([64], float("-inf"), gl.float32, row_layout)
             q_slot = turn % Q_RINGS * WORKERS + WORKER
@@ -338,19 +441,28 @@ def _consume(
                 scores,
                 row_max,
                 position,
+                first_seen,
                 (blocks - 1) * BLOCK_N,
-                num_keys,
+                own_keys,
                 score_scale,
                 bias_ring.index(bias_slot),
                 bias_empty.index(bias_slot),
+                own_mask,
+                stride_mask_n,
                 CAUSAL,
                 HAS_BIAS,
+                RANGE,
+                HAS_SPAN,
                 True,
             )
             row_sum = _row_sums(p, HEAD_DIM)
             p = _packed(p, dtype)
             step += 1
             middle = gl.minimum(full, blocks - 1)
+            lower = 0
+            if HAS_SPAN:
+                middle = gl.maximum(middle, low)
+                lower = gl.minimum(full_low, middle)
             acc, p, row_max, row_sum, step = _consume_blocks(
                 acc,
                 p,
@@ -370,13 +482,18 @@ def _consume(
                 bias_full,
                 bias_empty,
                 position,
-                num_keys,
+                first_seen,
+                own_keys,
+                own_mask,
+                stride_mask_n,
                 score_scale,
                 WORKER,
                 HEAD_DIM,
                 dtype,
                 CAUSAL,
                 HAS_BIAS,
+                RANGE,
+                HAS_SPAN,
                 True,
             )
             acc, p, row_max, row_sum, step = _consume_blocks(
@@ -386,7 +503,7 @@ def _consume(
                 row_sum,
                 step,
                 middle - 1,
-                0,
+                lower,
                 q_tile,
                 k_ring,
                 v_ring,
@@ -398,15 +515,54 @@ def _consume(
                 bias_full,
                 bias_empty,
                 position,
-                num_keys,
+                first_seen,
+                own_keys,
+                own_mask,
+                stride_mask_n,
                 score_scale,
                 WORKER,
                 HEAD_DIM,
                 dtype,
                 CAUSAL,
                 HAS_BIAS,
+                RANGE,
+                HAS_SPAN,
                 False,
             )
+            if HAS_SPAN:
+                acc, p, row_max, row_sum, step = _consume_blocks(
+                    acc,
+                    p,
+                    row_max,
+                    row_sum,
+                    step,
+                    lower - 1,
+                    low,
+                    q_tile,
+                    k_ring,
+                    v_ring,
+                    k_full,
+                    k_empty,
+                    v_full,
+                    v_empty,
+                    bias_ring,
+                    bias_full,
+                    bias_empty,
+                    position,
+                    first_seen,
+                    own_keys,
+                    own_mask,
+                    stride_mask_n,
+                    score_scale,
+                    WORKER,
+                    HEAD_DIM,
+                    dtype,
+                    CAUSAL,
+                    HAS_BIAS,
+                    RANGE,
+                    HAS_SPAN,
+                    True,
+                )
             mbarrier.arrive(q_empty.index(q_slot))
             before = step - 1
             mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
@@ -443,7 +599,14 @@ def _consume(
 
 
 @gluon.jit
-def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: gl.constexpr):
+def _produce(
+    arguments,
+    HEAD_DIM: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
+):
     """One warp: everything that the consumers read."""
     (
         q_desc,
@@ -471,6 +634,9 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: 
         heads_together,
         num_queries,
         num_keys,
+        key_range,
+        window,
+        chunk,
     ) = arguments
     RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
     dtype: gl.constexpr = q_ring.dtype
@@ -485,17 +651,33 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: 
         if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
             index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
-            row, head, blocks, _ = _place(index, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL)
+            row, head, low, _, _, blocks, origin, _, _, _, _ = _place(
+                index,
+                num_tiles,
+                batch_heads,
+                heads_together,
+                num_heads,
+                num_queries,
+                num_keys,
+                key_range,
+                window,
+                chunk,
+                CAUSAL,
+                HAS_BIAS,
+                RANGE,
+                HAS_SPAN,
+            )
             batch = head // num_heads
             kv_head = head % num_heads // group
-            for block in range(blocks - 1, -1, -1):
+            for block in range(blocks - 1, low - 1, -1):
+                key = origin + block * BLOCK_N
                 slot = step % STAGES
                 free = (step // STAGES) & 1 ^ 1
                 mbarrier.wait(k_empty.index(slot), free)
                 mbarrier.expect(k_full.index(slot), BLOCK_N * size)
                 tma.async_copy_global_to_shared(
                     k_desc,
-                    [batch, kv_head, block * BLOCK_N, 0],
+                    [batch, kv_head, key, 0],
                     k_full.index(slot),
                     k_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
                 )
@@ -517,7 +699,7 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: 
                         mbarrier.expect(bias_full.index(bias_slot), 64 * BLOCK_N * 2)
                         tma.async_copy_global_to_shared(
                             bias_desc,
-                            [batch % bias_batches, head % num_heads % bias_heads, row + 64 * worker, block * BLOCK_N],
+                            [batch % bias_batches, head % num_heads % bias_heads, row + 64 * worker, key],
                             bias_full.index(bias_slot),
                             bias_ring.index(bias_slot)._reinterpret(dtype, [1, 1, 64, BLOCK_N], bias_desc.layout),
                         )
@@ -525,7 +707,7 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, HAS_BIAS: 
                 mbarrier.expect(v_full.index(slot), BLOCK_N * size)
                 tma.async_copy_global_to_shared(
                     v_desc,
-                    [batch, kv_head, block * BLOCK_N, 0],
+                    [batch, kv_head, key, 0],
                     v_full.index(slot),
                     v_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
                 )
@@ -541,7 +723,7 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 _DYNAMIC = ["num_heads", "kv_heads", "group", "heads_together", "num_queries", "num_keys", "batch_heads", "score_scale"]
-_DYNAMIC += ["bias_batches", "bias_heads"]
+_DYNAMIC += ["bias_batches", "bias_heads", "window", "chunk"]
 
 
 @gluon.jit(do_not_specialize=_DYNAMIC)
@@ -553,6 +735,8 @@ def attention_forward_hopper(
     lse,
     sinks,
     bias,
+    key_range,
+    key_mask,
     stride_qb,
     stride_qh,
     stride_qm,
@@ -568,6 +752,8 @@ def attention_forward_hopper(
     stride_bb,
     stride_bh,
     stride_bm,
+    stride_mask_b,
+    stride_mask_n,
     num_heads,
     kv_heads,
     group,
@@ -577,14 +763,21 @@ def attention_forward_hopper(
     batch_heads,
     bias_batches,
     bias_heads,
+    window,
+    chunk,
     score_scale,
     HEAD_DIM: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_SINKS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    RANGE: gl.constexpr,
+    HAS_SPAN: gl.constexpr,
 ):
-    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), and bias (1 or B, 1 or
-    H, Sq, Sk), which is added to the scaled scores, else anything; score_scale is above 0, in base 2 without bias.
+    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), bias (1 or B, 1 or H,
+    Sq, Sk), which is added to the scaled scores, and key_range, else anything; score_scale is above 0, in base 2
+    without bias. RANGE: key_range is (B, 2), or what `keys_of_mask` makes of it and of key_mask, uint8 (B, Sk). Tiles
+    of keys begin with the first key that is seen, where a copy may begin as well. HAS_SPAN: a window or chunks (the
+    other 0), which only causal attention has here, or a key range beside bias.
 
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
     """
@@ -646,6 +839,12 @@ def attention_forward_hopper(
         heads_together,
         num_queries,
         num_keys,
+        key_range,
+        window,
+        chunk,
+        key_mask,
+        stride_mask_b,
+        stride_mask_n,
         score_scale,
     )
     producer = (
@@ -674,13 +873,16 @@ def attention_forward_hopper(
         heads_together,
         num_queries,
         num_keys,
+        key_range,
+        window,
+        chunk,
     )
     # A name would make tensors of the constants.
     gl.warp_specialize(
         [
-            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS)),
-            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS)),
-            (_produce, (producer, HEAD_DIM, CAUSAL, HAS_BIAS)),
+            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, RANGE, HAS_SPAN)),
+            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, RANGE, HAS_SPAN)),
+            (_produce, (producer, HEAD_DIM, CAUSAL, HAS_BIAS, RANGE, HAS_SPAN)),
         ],
         [4, 1],
         [240, 24],
@@ -720,6 +922,12 @@ def _bias(mask: torch.Tensor) -> torch.Tensor:
     return rows.copy_(bias)
 
 
+def _key_mask(mask: torch.Tensor, batch: int) -> torch.Tensor:
+    """A bool mask of keys alone as uint8 (batch, 1, 1, Sk)."""
+    mask = mask.view(torch.uint8)[(None,) * (4 - mask.dim())]
+    return mask[:, :1, :1].expand(batch, 1, 1, mask.shape[3])
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -741,8 +949,12 @@ def attention(
     out, lse = outputs(q, v)
     if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
+    window, chunk = hiding(q, k, causal, window, key_range, chunk)
     q, k, v = operand(q), operand(k), operand(v)
-    bias = q if mask is None else _bias(mask)
+    own = None if mask is None or mask.dtype != torch.bool else _key_mask(mask, batch)
+    biased = mask is not None and own is None
+    bias = _bias(mask) if mask is not None and own is None else q
+    ranges = key_range if own is None else key_mask_kernels.keys_of_mask(own, key_range, batch)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for K
     # and V (B16 H32 S1024 D64: 227 us, in groups 210).
@@ -760,11 +972,14 @@ def attention(
         lse,
         lse if sinks is None else sinks.contiguous(),
         bias,
+        lse if ranges is None else ranges.contiguous(),
+        q if own is None else own,
         *_strides(q),
         *_strides(k),
         *_strides(v),
         *_strides(out.transpose(1, 2)),
         *_strides(bias),
+        *((0, 0) if own is None else (own.stride(0), own.stride(3))),
         heads,
         kv_heads,
         heads // kv_heads,
@@ -774,12 +989,16 @@ def attention(
         batch * heads,
         bias.shape[0],
         bias.shape[1],
-        scale * (_LOG2E.value if mask is None else 1.0),
+        window or 0,
+        chunk or 0,
+        scale * (1.0 if biased else _LOG2E.value),
         device=q.device,
         HEAD_DIM=dim,
         CAUSAL=causal,
         HAS_SINKS=sinks is not None,
-        HAS_BIAS=mask is not None,
+        HAS_BIAS=biased,
+        RANGE=0 if ranges is None else (_GIVEN if own is None else _OF_MASK).value,
+        HAS_SPAN=window is not None or chunk is not None or (biased and key_range is not None),
         num_warps=4,
     )
     return out.transpose(1, 2), lse
@@ -790,7 +1009,8 @@ def runs_on(target: Target) -> bool:
 
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
-    """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both."""
+    """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both; with a key
+    range, and causal ones in a window, too, but for both; with a mask of keys."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -805,4 +1025,10 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
         for f in plain
     ]
     sunk = [(*f[:8], torch.empty(f[0].shape[1], dtype=kind, device="meta"), *f[9:]) for f in (*plain, *biased)]
-    return recorded([functools.partial(attention, *(*form, target)) for form in (*plain, *biased, *sunk)])
+    ranges = torch.empty((2, 2), dtype=torch.int32, device="meta")
+    either = (*plain, *biased, *sunk[: len(plain)])
+    ranged = [(*f[:9], ranges, *f[10:]) for f in either]
+    spans = [(*f[:5], 512, *f[6:]) for f in (*either, *ranged) if f[3]]
+    masked = [(*f[:7], torch.empty((2, 1, 1, 4096), dtype=torch.bool, device="meta"), *f[8:]) for f in plain]
+    every = (*plain, *biased, *sunk, *ranged, *spans, *masked)
+    return recorded([functools.partial(attention, *(*form, target)) for form in every])

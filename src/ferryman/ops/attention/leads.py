@@ -6,12 +6,13 @@ import torch
 
 from ferryman.ops.attention.conditions import (
     _ALL_KEYS,
+    _CAUSAL_SPAN,
+    _MASK_OF_HOPPER,
     _MASKED,
     _NO_CHUNK,
     _NO_WINDOW,
     _OF_HOPPER,
     _ONE_TILE,
-    _ROWS_OF_BIAS,
     _TILES,
     _rows_of,
     _rows_of_a_head,
@@ -24,6 +25,7 @@ from ferryman.ops.clauses import (
     both,
     dtypes,
     either,
+    feature,
     not_multiple_of,
     threshold,
     unless,
@@ -141,8 +143,11 @@ def _at_most(kind: str) -> Clause:
     return threshold(f"attention.tiled.{kind}", "products of tiles that are seen", facts, _tile_products, most=True)
 
 
-# Hopper's kernel has sinks and float masks, too, and leaves little work alone to smaller tiles.
-_LESS_THAN_HOPPERS = either(unless(both(*_OF_HOPPER, _ROWS_OF_BIAS)), _at_most("hopper"))
+# Hopper's kernel has sinks, float masks and what hides keys, too, and leaves little work alone to smaller tiles.
+_HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _MASK_OF_HOPPER)
+_LESS_THAN_HOPPERS = either(unless(_HOPPERS), _at_most("hopper"))
+_ON_HOPPER = both(feature("wgmma"), _HOPPERS)
+_RANGE_OF_MUCH = (_RANGED, unless(_at_most("hopper")))
 _NARROW = threshold(
     "attention.flex.narrow", "head size", ("q.shape",), _width, most=True
 )  # whose tiles FlexAttention does not outrun
@@ -151,12 +156,14 @@ _NARROW = threshold(
 _LITTLE_WORK = (
     _TILES,
     either(
-        _RANGED,
+        both(_RANGED, either(unless(_ON_HOPPER), _at_most("hopper"))),
         both(_CAPPED, either(_NARROW, threshold("attention.flex.products", *_PRODUCTS, most=True))),
+        both(_WINDOWED, _ON_HOPPER, _at_most("hopper")),
         both(_SINKS, _LESS_THAN_HOPPERS, _at_most("sinks")),
         both(_BIASED, _LESS_THAN_HOPPERS, _at_most("biased")),
         both(
             _MASKED,
+            either(_BIASED, _LESS_THAN_HOPPERS),
             _at_most("masked"),
             threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
         ),
@@ -169,7 +176,7 @@ _MUCH_TO_SKIP = (
     _TILES,
     unless(_NARROW),
     threshold("attention.flex.products", *_PRODUCTS),
-    either(_RANGED, _CAPPED),
+    either(both(_RANGED, unless(_ON_HOPPER)), _CAPPED),
 )
 _MASKED_ROWS = (
     _MASKED,

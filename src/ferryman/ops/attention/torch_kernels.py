@@ -198,11 +198,12 @@ def _diagonal_in_mask(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -
     causal = _needs_diagonal(q, causal)
     if mask is None or not causal:
         return causal, mask
-    hidden = _hidden(q.shape[2], k.shape[2], causal, None, q.device)
-    assert hidden is not None
+    queries, keys = q.shape[2], k.shape[2]
+    rows = mask.expand(*mask.shape[:-2], queries, keys)
     if mask.dtype == torch.bool:
-        return False, mask.logical_and(hidden.logical_not())
-    return False, mask.masked_fill(hidden, -math.inf)
+        return False, rows.tril(keys - queries)
+    later = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu_(keys - queries + 1)
+    return False, _roomy(rows, mask.dtype).copy_(rows).masked_fill_(later, -math.inf)
 
 
 def attention_cudnn(
@@ -321,16 +322,27 @@ def _bias(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     keys, shape = k.shape[2], (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    words = 16 // q.element_size()
-    if mask.dtype == torch.bool:
-        zero = torch.zeros((), dtype=q.dtype, device=q.device)
-        mask = torch.where(mask, zero, -math.inf)
-    apart = mask.stride(-1) == 1 and mask.shape[-1] == keys and all(step % words == 0 for step in mask.stride()[:-1])
+    words, mask = 16 // q.element_size(), mask.expand(*mask.shape[:-1], keys)
+    apart = mask.stride(-1) == 1 and all(step % words == 0 for step in mask.stride()[:-1])
     if apart and mask.dtype == q.dtype and mask.data_ptr() % 16 == 0:
         return mask.expand(shape)
-    room = torch.empty((*mask.shape[:-1], -(-keys // words) * words), dtype=q.dtype, device=q.device)
-    room[..., :keys] = mask
-    return room[..., :keys].expand(shape)
+    room = _roomy(mask, q.dtype)
+    if mask.dtype == torch.bool:
+        torch.log(mask, out=room)  # of 1 and 0: 0 and -inf, in one pass
+    else:
+        room.copy_(mask)
+    return room.expand(shape)
+
+
+def _roomy(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor to fill, of the shape of ``like``, with rows 16 bytes apart."""
+    words, keys = 16 // dtype.itemsize, like.shape[-1]
+    return like.new_empty((*like.shape[:-1], -(-keys // words) * words), dtype=dtype)[..., :keys]
+
+
+def _blind_above(lse: Tensor) -> Tensor:
+    """With +inf for -inf: a backward kernel then gives a row that sees nothing no part. NaN stays."""
+    return lse.nan_to_num(nan=math.nan, posinf=math.inf, neginf=math.inf)
 
 
 def _without_blind(
@@ -537,8 +549,8 @@ def attention_traced(
 
 
 def _nothing(q: Tensor) -> Tensor:
-    """The random state that a backward without dropout asks for, and does not read."""
-    return torch.zeros((), dtype=torch.int64, device=q.device)
+    """The random state that a backward without dropout asks for, and does not use."""
+    return torch.empty((), dtype=torch.int64, device=q.device)
 
 
 def _none(*like: Tensor) -> tuple[Tensor, ...]:
@@ -615,7 +627,7 @@ def attention_backward_cudnn(
     if _is_blank(q, k):
         return *_none(q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
     causal, mask = _diagonal_in_mask(q, k, causal, mask)
-    sums = lse if mask is None else lse.masked_fill(lse == -math.inf, math.inf)  # no part of a row that sees nothing
+    sums = lse if mask is None else _blind_above(lse)
     # without a diagonal, of keys such as 160 wide, cuDNN takes 1.8 times as long for narrower values
     narrow = causal or q.shape[3] <= 128 or q.shape[3] % 64 == 0
     grads = aten._scaled_dot_product_cudnn_attention_backward(
@@ -711,7 +723,7 @@ def attention_backward_efficient(
     heads, rows = q.shape[1], q.shape[2]
     padded = -(-rows // _ROWS_ALIGNED) * _ROWS_ALIGNED
     sums = lse.new_full((*lse.shape[:2], padded), math.inf)
-    sums[..., :rows] = lse.masked_fill(lse == -math.inf, math.inf)  # no part of a row that sees nothing
+    sums[..., :rows] = _blind_above(lse)
     given = map(_rows_first, (grad_out, q, _grouped(k, heads), _grouped(v, heads)))
     grads = aten._efficient_attention_backward(
         *given,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -19,7 +19,16 @@ from ferryman.errors import PortError
 from ferryman.porting.model import rewrite, source, uses
 from ferryman.porting.model.classes import is_ported, original_of, ported_class
 from ferryman.porting.model.proof import alone
-from ferryman.porting.model.sites import Interface, Left, PortReport, fused_norms, interfaces_of, site_of
+from ferryman.porting.model.sites import (
+    Attribute,
+    Interface,
+    Left,
+    PortReport,
+    Site,
+    fused_norms,
+    interfaces_of,
+    site_of,
+)
 from ferryman.porting.model.survey import STATE, survey
 
 
@@ -28,9 +37,11 @@ class _State:
     report: PortReport
     switched: list[tuple[int, list[Any]]] = field(default_factory=list)  # (index of the interface, what it switched)
     bound: list[nn.Module] = field(default_factory=list)  # had their class's own forward on the instance
+    held: list[tuple[int, list[Any]]] = field(default_factory=list)  # (index of the attribute, what it switched)
 
 
 interfaces: list[Interface] = []
+attributes: list[Attribute] = []
 
 
 def register(interface: Interface) -> None:
@@ -57,13 +68,13 @@ def port(model: nn.Module) -> PortReport:
         for module in bound:
             undo.callback(module.__dict__.__setitem__, "forward", module.__dict__.pop("forward"))
         with alone():
-            report, switched = _port(model)
+            report, switched, held = _port(model)
         undo.pop_all()
-    model.__dict__[STATE] = _State(report, switched, bound)
+    model.__dict__[STATE] = _State(report, switched, bound, held)
     return report
 
 
-def _port(model: nn.Module) -> tuple[PortReport, list[tuple[int, list[Any]]]]:
+def _port(model: nn.Module) -> tuple[PortReport, list[tuple[int, list[Any]]], list[tuple[int, list[Any]]]]:
     recipes, left = survey(model)
     for path, recipe in [*recipes.items()]:
         module = model.get_submodule(path)
@@ -100,6 +111,12 @@ def _port(model: nn.Module) -> tuple[PortReport, list[tuple[int, list[Any]]]]:
             site_of(path, model.get_submodule(path), x, path in attending, fused, interfaces)
             for path, x in recipes.items()
         ]
+        held: list[tuple[int, list[Any]]] = []
+        for index, attribute in enumerate(attributes):
+            done = attribute.switch(model)
+            undo.callback(attribute.restore, model, done)
+            held.append((index, done))
+            sites = _with_op(model, sites, {path for path, _ in done}, attribute.op)
         for path, recipe in recipes.items():
             module = model.get_submodule(path)
             undo.callback(setattr, module, "__class__", type(module))
@@ -107,7 +124,14 @@ def _port(model: nn.Module) -> tuple[PortReport, list[tuple[int, list[Any]]]]:
         undo.pop_all()
     shown = tuple(site for site in sites if site.ops or site.maybe)
     left = sorted(left, key=lambda item: item.path)
-    return PortReport(type(model).__name__, shown, tuple(left)), switched
+    return PortReport(type(model).__name__, shown, tuple(left)), switched, held
+
+
+def _with_op(model: nn.Module, sites: list[Site], paths: set[str], op: str) -> list[Site]:
+    """The sites, where a pass of the modules at ``paths`` may call ``op`` as well."""
+    known = {site.path for site in sites}
+    sites = [replace(s, maybe=tuple(sorted({*s.maybe, op}))) if s.path in paths else s for s in sites]
+    return sites + [Site(p, type(model.get_submodule(p)).__name__, (), (op,)) for p in sorted(paths - known)]
 
 
 def unport(model: nn.Module) -> None:
@@ -118,6 +142,8 @@ def unport(model: nn.Module) -> None:
         return
     for index, done in state.switched:
         interfaces[index].restore(model, done)
+    for index, done in state.held:
+        attributes[index].restore(model, done)
     bound = {id(module) for module in state.bound}
     for module in model.modules():
         again = source.own_forward(module) or (id(module) in bound and "forward" not in module.__dict__)

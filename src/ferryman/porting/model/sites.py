@@ -112,6 +112,17 @@ class Interface(Protocol):
     def restore(self, model: nn.Module, switched: list[Any]) -> None: ...
 
 
+class Attribute(Protocol):
+    """A function that modules of another library hold as an attribute, and their forwards call: ours calls ``op``."""
+
+    op: str
+
+    def switch(self, model: nn.Module) -> list[tuple[str, Any]]:
+        """Set ours where it is proven: [(path of the module, what `restore` takes back)]."""
+
+    def restore(self, model: nn.Module, done: list[tuple[str, Any]]) -> None: ...
+
+
 def interfaces_of(module: nn.Module, recipe: Recipe) -> frozenset[int]:
     return recipe.served(type(module)).interfaces if recipe.interface else frozenset()
 

@@ -44,12 +44,13 @@ def run(
     jobs: int | None = None,
     assumptions: Assumptions | None = None,
     thin: bool = False,
+    share: tuple[int, int] = (0, 1),
 ) -> Results:
     """Check every requested op x implementation in Triton or HIP on a device of ``known``'s arch that is not here.
 
     backends: of those two; None is both. assumptions: about arithmetic that AMD does not document; the document's flags
-    record them. thin: each case in one dtype, in turn. Other parameters as `runner.run` has them; ``tier`` None is
-    "small".
+    record them. thin: each case in one dtype, in turn. share: (k, n), every n-th of the cells
+    from k. Other parameters as `runner.run` has them; ``tier`` None is "small".
     Raises ArgumentError for a device that has no simulator, and as `require_lines`; UnknownName for a name that is not
     there.
     """
@@ -67,7 +68,8 @@ def run(
     lines = {op: [x.name for x in registry.asked(op, wanted)] for op in dict.fromkeys(names)}
     lines = {op: served for op, served in lines.items() if served}
     each = 1 if thin else len(chosen)
-    total = sum(len(tier_cases(registry.primitive(op), tier)) * each * len(served) for op, served in lines.items())
+    cells_of = {op: len(tier_cases(registry.primitive(op), tier)) * each for op in lines}
+    total = sum(-(-cells_of[op] // share[1]) * len(served) for op, served in lines.items())
     count = jobs or default_jobs()
     shares = [
         Job(
@@ -77,7 +79,7 @@ def run(
             seed,
             "cpu",
             thin=thin,
-            share=(k, count),
+            share=(share[0] + k * share[1], count * share[1]),
             simulated=known.name,
             assume=asdict(assumed),
         )
