@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Variations of what the sixth set showed: rotations of a part, routers of others' logits, loops of experts, losses."""
+"""Variations of what the sixth set showed: rotations of a part, loops of experts, losses."""
 
 from __future__ import annotations
 
@@ -89,38 +89,6 @@ class CisInside(nn.Module):
             return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2)
 
         return turn(q), turn(k)
-
-
-@case("gate_topk", lambda c: (c(), T(2, 6, M)))
-class OwnLogits(nn.Module):
-    '''The logits of another module's, softmaxed in float32; the weights of a token sum to a number.'''
-
-    def __init__(self):
-        super().__init__()
-        self.router, self.scale = nn.Sequential(nn.Linear(M, 24), nn.Tanh(), nn.Linear(24, E)), 2.5
-
-    def forward(self, x):
-        probs = torch.softmax(self.router(x).float(), dim=-1)
-        weights, chosen = torch.topk(probs, k=K, dim=-1)
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights * self.scale, chosen
-
-
-@case("gate_topk", lambda c: (c(), T(9, M)))
-class GatherScores(nn.Module):
-    '''DeepSeek: a bias chooses, and the weights are without it.'''
-
-    def __init__(self):
-        super().__init__()
-        self.proj = nn.Linear(M, E)
-        self.register_buffer("balance", torch.randn(E) / 9)
-
-    def forward(self, x):
-        scores = torch.sigmoid(self.proj(x))
-        _, idx = (scores + self.balance).topk(K, dim=-1)
-        w = torch.gather(scores, 1, idx)
-        w = w / (w.sum(-1, keepdim=True) + 1e-20)
-        return w, idx
 
 
 @case("moe_experts", lambda c: (c(), T(3, 4, M)))

@@ -44,8 +44,7 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
     """The proven role of a block; a Refusal if one was proposed and not shown; None if none was proposed."""
     weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
     plain = any(p.dim() in (2, 3) for p in weights.values()) and all(p.is_floating_point() for p in weights.values())
-    few = len(weights) < 2 and all(p.dim() == 1 and p.is_floating_point() for p in weights.values())
-    if not plain and not (few and hasattr(type(module), PART)):
+    if not plain and (weights or not hasattr(type(module), PART)):
         return None
     children = {n: activations.gate_of(m) for n, m in module._modules.items() if m is not None}
     if not all(children.values()):

@@ -16,7 +16,6 @@ from ferryman.porting.model import helpers, routines, source
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
-from ferryman.porting.model.paired import CHOICES
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
 from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, turning, with_numbers
@@ -46,9 +45,7 @@ class Search(Proving):
     fresh: frozenset[str] = field(kw_only=True, default=frozenset())
     parts: list[Part] = field(default_factory=list)
     whole: bool = False  # a part has two products of values
-    paired: bool = False  # a part is a choice and what is computed of it
     large: bool = False  # only what has two products of values: what stands between is no part of its own then
-    pairs: bool = False  # only a choice and what is computed of it, whose first part is one, too
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
 
     def run(self) -> bool:
@@ -56,10 +53,7 @@ class Search(Proving):
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
-        rounds = [(True, False, False), (True, True, False), (False, False, False), (False, True, False)]
-        if any(getattr(n, "attr", "") in CHOICES for n in ast.walk(self.tree)):
-            rounds[2:2] = [(False, False, True), (False, True, True)]
-        for self.large, self.moving, self.pairs in rounds:
+        for self.large, self.moving in itertools.product((True, False), (False, True)):
             for body in list(blocks(self.tree)):
                 while len(self.parts) < _MOST_PARTS and self._one(body):
                     pass
@@ -81,27 +75,17 @@ class Search(Proving):
             for root, e in statement.ops:
                 if alone and root not in results and not self.large:
                     continue
-                pair = isinstance(e, ast.Tuple) and root is statement.value and _chosen(root)
-                several = isinstance(e, ast.Slice | ast.Tuple | ast.List) and not pair
-                if root.kind != "op" or several or (self.pairs and not pair) or self._served(e):
+                if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List) or self._served(e):
                     continue
                 if self.large and products(root.inside(frozenset())) < 2:
                     continue
-                if root.label in CHOICES and not (root is statement.value and _unpacks(body[statement.index])):
-                    continue  # others may read it by its names
                 if root.whole is not None and self._has_role(root.whole):
                     continue
                 for leaves in self._cuts(root, statement):
-                    if (
-                        alone
-                        and not self.large
-                        and not _chosen(root)
-                        and any(n.fact() and not n.counts() for n in leaves)
-                    ):
+                    if alone and not self.large and any(n.fact() and not n.counts() for n in leaves):
                         continue  # what it is given is not all that it computes of
                     if self._taken(body, statement, root, e, leaves):
                         self.whole |= self.large
-                        self.paired |= _chosen(root)
                         return True
         return False
 
@@ -169,7 +153,7 @@ class Search(Proving):
             if nearest is not None and nearest not in chosen and self._worth(root.inside(nearest)):
                 chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
         if self.moving:
-            chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & (OF_SEVERAL | CHOICES)]
+            chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
         for cut in [c for c in chosen if len(c) > 2 and {n.label for n in sized[c]} & OF_SEVERAL]:
             numbered = with_numbers(root, cut, lambda n: n in here or n in statement.names)
             if numbered is not None and numbered not in chosen:
@@ -195,7 +179,6 @@ class Search(Proving):
         return (
             stacks(inside) == 2
             or products(inside) == 2
-            or _chosen(inside[-1])
             or not any(_within(place, place_of(n.tree)) for n in computed for place in self.skipped)
         )
 
@@ -370,19 +353,8 @@ def _results(last: ast.stmt, statements: list[Statement]) -> set[Node]:
     if not isinstance(last, ast.Return) or not statements or statements[-1].value is None:
         return set()
     value = statements[-1].value
-    parts = value.children if isinstance(value.tree, ast.Tuple) else ()
-    return {value, *parts}
-
-
-def _unpacks(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and all(isinstance(t, ast.Tuple) for t in statement.targets)
-
-
-def _chosen(root: Node) -> bool:
-    """Whether it is a choice's two results, or values of them."""
-    if isinstance(root.tree, ast.Tuple):
-        return len(root.children) == 2 and any(n.label in CHOICES for n in root.inside(frozenset()))
-    return root.label in CHOICES
+    parts = value.children if isinstance(value.tree, ast.Tuple) else (value,)
+    return {*parts}
 
 
 def place_of(node: Any) -> tuple[Any, ...]:

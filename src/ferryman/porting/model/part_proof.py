@@ -16,7 +16,6 @@ from ferryman.porting.model import blocks, flow, helpers, part_losses, part_size
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.nodes import Node
-from ferryman.porting.model.paired import CHOICES
 from ferryman.porting.model.part import Part, plain_function
 from ferryman.porting.model.part_shape import PRODUCTS, TURNS, of_products, of_several, products, stacks
 from ferryman.porting.model.recognise import Role
@@ -135,8 +134,6 @@ class Proving:
             module = self._module(tree, own, order)
             role = None if module is None else recognise.role_of(module)
             if module is not None and count == 1 and not isinstance(role, Role):
-                if any(n.label in CHOICES for n in inside):
-                    setattr(type(module), blocks.PART, True)
                 role = blocks.role_of(module)
             if module is not None and isinstance(role, Role):
                 return self._part(role, module, plain, own, order)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ferryman.porting.model import adding, flow, gating, paired, recognise, source, spelling, sunk, unrolled
+from ferryman.porting.model import adding, flow, gating, recognise, source, spelling, sunk, unrolled
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
@@ -87,11 +87,6 @@ def _searched(
     if apart is not None:
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh)
         if search.run() and search.whole:
-            return search, True
-    chosen = paired.paired(before)
-    if chosen is not None:
-        search = Search(inner, own, module, tree=chosen, skipped=skipped, fresh=fresh)
-        if search.run() and search.paired:
             return search, True
     search = Search(inner, own, module, tree=copied(before), skipped=skipped, fresh=fresh)
     return search, search.run()
