@@ -131,17 +131,6 @@ class LoopAdds(nn.Module):
         return x + total
 
 
-@case("cross_entropy", lambda c: (c(), T(2, 6, 70), torch.tensor([[3, 4, -1, 5, 6, -1], [1, 2, 3, 4, 5, 6]])))
-class MinusOne(nn.Module):
-    '''Rows of -1 are left out.'''
-
-    def forward(self, logits, labels):
-        kept = labels != -1
-        lp = torch.log_softmax(logits, dim=-1)
-        picked = lp.gather(-1, torch.where(kept, labels, 0)[..., None]).squeeze(-1)
-        return -torch.where(kept, picked, 0.0).sum() / kept.sum()
-
-
 @case("cross_entropy", lambda c: (c(), T(12, 70), torch.randint(70, (12,))))
 class Picked(nn.Module):
     def forward(self, z, y):

@@ -138,14 +138,8 @@ class Proving:
             if module is not None and isinstance(role, Role):
                 return self._part(role, module, plain, own, order)
         labels = {n.label for n in inside}
-        settings = all(_is_plain(n.value) for n in own.values())
-        if (
-            count == 2
-            and labels & part_losses.LOSSES
-            and labels <= part_losses.OF_LOSSES
-            and settings
-            and part_losses.unasked(tree, own)
-        ):
+        of_losses = bool(labels & part_losses.LOSSES) and labels <= part_losses.OF_LOSSES
+        if count == 2 and of_losses and not own and part_losses.unasked(tree):
             for order in ((0, 1), (1, 0)):
                 module = self._module(tree, own, order)
                 if module is not None:
