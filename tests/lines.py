@@ -21,6 +21,12 @@ def serving(op: str, backend: str, args: Sequence[Any] | None = None, known: Pro
     return next((x for x in lines if not select.refusals(x, view, profile, absent=True)), lines[-1])
 
 
+def all_serving(op: str, backend: str, args: Sequence[Any], known: Profile) -> tuple[Implementation, ...]:
+    """A backend's lines that serve a call on a device, which need not be here."""
+    view = select.View.of(registry.primitive(op), tuple(args), known)
+    return tuple(x for x in registry.asked(op, (backend,)) if not select.refusals(x, view, known, absent=True))
+
+
 def planted(
     put: Callable[[Any, str, Any], None],
     kernels: Mapping[Implementation, Callable[..., Any] | None],

@@ -10,7 +10,8 @@ import importlib
 from pathlib import Path
 
 from ferryman.dispatch import registry
-from ferryman.ops.primitive import Case
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting.inputs.cases import output_gradients
 
 
 def case(*words: object, **args: object) -> Case:
@@ -22,6 +23,14 @@ def named(op: str, *names: str) -> tuple[Case, ...]:
     sized = registry.evidence(registry.primitive(op)).named
     assert sized is not None
     return tuple(dataclasses.replace(sized(name), tier="standard") for name in names)
+
+
+def of_backward(op: Primitive, given: Case) -> Case:
+    """A forward's case for its backward: all gradients there are, of every output."""
+    backward = registry.primitive(str(op.gradient.backward))
+    needs = {n: given.args.get(n.removeprefix("need_")) is not None for n in backward.names if n.startswith("need_")}
+    optional = [n for n in output_gradients(backward, op) if backward.types[n] == "Tensor?"]
+    return dataclasses.replace(given, args={**given.args, **needs, **dict.fromkeys(optional, True)})
 
 
 def tiles() -> dict[str, tuple[Case, ...]]:

@@ -15,14 +15,14 @@ from ferryman.backends import code_objects, redirect, triton_stand_in
 from ferryman.backends.triton_stand_in import StandIn
 from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import registry
-from ferryman.ops.primitive import Case, TensorSpec
+from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging import parity
 from ferryman.porting.judging.results import Cell, Results
 from ferryman.porting.running import stand_in, stand_in_route
 from tests.cli.run import ferryman
-from tests.lines import serving
-from tests.stand_in_cases import tiles
+from tests.lines import all_serving, serving
+from tests.stand_in_cases import of_backward, tiles
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 ROUTE = "sm_80 PTX of the a100-sxm-80 configuration, executed on "
@@ -82,7 +82,7 @@ def test_every_kernel_is_executed_and_every_gate_holds(document: Results) -> Non
     wrong = [c for c in document.cells if c.verdict not in ("SIMULATED", "UNIMPLEMENTED")]
     assert [(c.op, c.case, c.verdict, c.reason) for c in wrong] == []
     ran = [c for c in document.cells if c.verdict == "SIMULATED"]
-    assert {c.op for c in ran} == {op for op in registry.primitives() if "triton" in _names(op)}
+    assert {c.op for c in ran} == {op for op in registry.primitives() if registry.asked(op, ("triton",))}
     name = torch.cuda.get_device_name(0)
     assert [c.reason for c in ran if not str(c.reason).startswith(f"{ROUTE}{name}: ")] == []
     executed = {word.split(" x")[0] for c in ran for word in str(c.reason).split(": ", 1)[1].split(", ")}
@@ -96,21 +96,30 @@ def test_every_kernel_is_executed_and_every_gate_holds(document: Results) -> Non
     assert document.timings == [] and {c.seconds for c in document.cells} == {None}
 
 
-def _names(op: str) -> set[str]:
-    return {line.name for line in registry.implementations(op)}
-
-
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("op", TILES)
-def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str) -> None:
+def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str, dtype: torch.dtype) -> None:
+    """With every line that serves: a tile may be one's alone."""
+    forward = registry.primitive(op)
     for case in TILES[op]:
-        judged_cell = cell(op, case)
-        assert judged_cell.verdict == "SIMULATED", (case.name, judged_cell.reason)
-        differentiable = registry.primitive(op).gradient.backward is not None
-        assert judged_cell.gates["G7"].outcome == ("pass" if differentiable else "n/a"), (
-            case.name,
-            judged_cell.gates["G7"],
-        )
-        assert str(judged_cell.reason).startswith(ROUTE) and " x" in str(judged_cell.reason)
+        judged = _judged(forward, case, dtype)
+        if forward.gradient.backward is None:
+            assert {one.gates["G7"].outcome for one in judged} == {"n/a"}, case.name
+            continue
+        assert [(one.implementation, one.gates["G7"]) for one in judged if one.gates["G7"].outcome != "pass"] == []
+        _judged(registry.primitive(forward.gradient.backward), of_backward(forward, case), dtype)
+
+
+def _judged(op: Primitive, case: Case, dtype: torch.dtype) -> list[Cell]:
+    device, known = torch.device("cuda:0"), profile("a100")
+    prepared = parity.prepare(op, case, dtype, device)
+    lines = all_serving(op.name, "triton", prepared.args.values, known)
+    cells = [parity.check_cell(op, line, case, dtype, device, known, prepared=prepared) for line in lines]
+    assert cells, (op.name, case.name)
+    wrong = [c for c in cells if c.verdict != "SIMULATED" or not str(c.reason).startswith(ROUTE)]
+    assert [(c.op, c.implementation, c.case, c.verdict, c.reason) for c in wrong] == []
+    assert [c.implementation for c in cells if " x" not in str(c.reason)] == [], case.name
+    return cells
 
 
 def test_products_in_tf32_and_ieee(here: StandIn) -> None:
@@ -221,4 +230,4 @@ def test_the_command() -> None:
     assert done.code == 0, done.err
     assert document["environment"]["device"] == "stand-in" and document["environment"]["profile"] == "a100-sxm-80"
     assert {row["verdict"] for row in document["summary"]} == {"SIMULATED"}
-    assert {row["implementation"] for row in document["summary"]} == {"triton"}
+    assert {row["implementation"] for row in document["summary"]} == {"triton.rows", "triton.long"}

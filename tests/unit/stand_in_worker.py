@@ -40,7 +40,7 @@ from ferryman.porting.aot import groups
 from ferryman.porting.inputs.cases import forward_of
 from ferryman.porting.running.cells import tier_cases
 from tests import stand_in_cases
-from tests.lines import serving
+from tests.lines import all_serving
 
 # Matrix products of Hopper (HGMMA, QGMMA), its tensor copies (UTMA..), its barriers in memory (SYNCS): none on Ampere.
 NEWER = re.compile(r"\b([HQI]GMMA|UTMA\w*|UBLKCP|SYNCS)\b")
@@ -94,8 +94,10 @@ def sweep(name: str, arch: str, dtype: str, share: str, *families: str) -> dict[
 
 
 def tile(source: Specialisation) -> str:
+    """The kernel's module is part of it: kernels of several families share a name."""
     sizes = {k: v for k, v in source.constexprs.items() if k.startswith(("BLOCK", "HEAD")) and isinstance(v, int)}
-    return f"{source.name} {sizes} {source.num_warps} warps, {source.num_stages} stages"
+    where = source.kernel.__module__.removeprefix("ferryman.ops.")
+    return f"{source.name} of {where} {sizes} {source.num_warps} warps, {source.num_stages} stages"
 
 
 def reach(dtype: str) -> dict[str, list[str]]:
@@ -110,8 +112,8 @@ def reach(dtype: str) -> dict[str, list[str]]:
         launched = set()
         for name in filter(None, (op.name, op.gradient.backward)):
             args = calls.of_case(registry.primitive(name), case, kind)
-            launcher = registry.launcher(serving(name, "triton", args, profile("a100")))
-            launched |= {tile(one) for one in recorded([lambda run=launcher, given=args: run(*given, target)])}
+            for launcher in map(registry.launcher, all_serving(name, "triton", args, profile("a100"))):
+                launched |= {tile(one) for one in recorded([lambda run=launcher, given=args: run(*given, target)])}
         return launched
 
     ops = [op for op in map(registry.primitive, registry.primitives()) if forward_of(op) is None]

@@ -419,6 +419,19 @@ def test_graph_capture_and_other_threads_stream(ran: list[str], target: Any) -> 
     assert torch.equal(out, want)
 
 
+def test_a_replay_of_many_calls_reads_other_masks_and_ranges(target: Any) -> None:
+    """From the 64th call on the launches are repeated without the launcher."""
+    q, k, v = operands(2, 8, 2, 200, 700, 64, torch.bfloat16)
+    masks = [key_masks(700)[i : i + 2] for i in (0, 2, 3, 4)]
+    ranges = [torch.tensor(r, dtype=torch.int32, device=GPU) for r in (((0, 700), (5, 300)), ((129, 700), (50, 50)))]
+    given: list[dict[str, Any]] = [*({"mask": m} for m in masks), *({"key_range": r} for r in ranges)]
+    with ferryman.use(attention="triton.hopper"), torch.no_grad():
+        first = [ops.attention(q, k, v, causal=True, **more).clone() for more in given]
+        for _ in range(40):
+            for more, wanted in zip(given, first, strict=True):
+                assert torch.equal(ops.attention(q, k, v, causal=True, **more), wanted)
+
+
 def test_gradients_pair_with_it(ran: list[str], target: Any) -> None:
     q, k, v = (x.detach().requires_grad_() for x in operands(1, 4, 2, 384, 384, 64, torch.bfloat16))
     with ferryman.use("triton"):

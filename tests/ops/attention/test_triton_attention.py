@@ -571,7 +571,8 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
         hopper = ("forward_hopper", "backward_rows", "backward_dkv_hopper", "backward_dq_hopper")
         wanted_rows |= {(f"attention_{kernel}", dim) for kernel in hopper for dim in dims if dim in (64, 128)}
         wanted_rows |= {("attention_backward_cast", dim) for dim in dims if dim in (64, 128)}
-        wanted_rows |= {("attention_backward_sum", None)} if {64, 128} & set(dims) else set()
+        more = {("attention_backward_sum", None), ("attention_keys_of_mask", None)}
+        wanted_rows |= more if {64, 128} & set(dims) else set()
         forms = {(r["HEAD_DIM"], r["FUSED"]) for r in rows if r["kernel"] == "attention_backward_dkv_hopper"}
         # the fused one, and the one that is deterministic
         assert forms == {(dim, fused) for dim in (64, 128) if dim in dims for fused in (True, False)}
@@ -700,11 +701,12 @@ def test_compile_matrix(arch: str, dtype: str, dims: tuple[int, ...]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 @pytest.mark.alternate("dtype", "dim")
 @pytest.mark.parametrize(("dtype", "dim"), [(d, n) for d in ("bfloat16", "float16") for n in (64, 128)])
 def test_products_of_hopper_do_not_wait(dtype: str, dim: int) -> None:
     """By what ptxas says of its kernels, of one size of head in one dtype each week."""
-    rows = _worker(["compile", "sm_90", dtype, str(dim)], False, 300)
+    rows = _worker(["compile", "sm_90", dtype, str(dim)], False, 900)
     assert {row["kernel"] for row in rows if "ptxas" in row} == _HOPPER
     _check_compiled(rows, "sm_90", dtype, (dim,))
 

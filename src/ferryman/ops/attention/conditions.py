@@ -177,8 +177,7 @@ def _mask_facts(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> 
         return None
     columns = mask.dim() > 0 and mask.shape[-1] == k.shape[2]
     if mask.dtype == torch.bool:
-        one = (all(mask.dim() < -d or mask.shape[d] == 1 or mask.stride(d) == 0 for d in (-2, -3)),)
-        return True, columns, *one
+        return True, columns, all(mask.dim() < -d or mask.shape[d] == 1 or mask.stride(d) == 0 for d in (-2, -3))
     rows = mask.dim() > 1 and mask.shape[-2] == q.shape[2]
     return mask.dtype == q.dtype, rows, rows and mask.stride(-2) != 0, columns
 

@@ -923,9 +923,9 @@ def _bias(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _key_mask(mask: torch.Tensor, batch: int) -> torch.Tensor:
-    """A bool mask of keys alone as uint8 (batch, 1, 1, Sk)."""
-    mask = mask.view(torch.uint8)[(None,) * (4 - mask.dim())]
-    return mask[:, :1, :1].expand(batch, 1, 1, mask.shape[3])
+    """A bool mask of keys alone as uint8 (batch, 1, 1, Sk), whose keys lie side by side."""
+    mask = mask.view(torch.uint8)[(None,) * (4 - mask.dim())][:, :1, :1]
+    return (mask if mask.stride(3) == 1 else mask.contiguous()).expand(batch, 1, 1, mask.shape[3])
 
 
 def attention(
@@ -1010,7 +1010,7 @@ def runs_on(target: Target) -> bool:
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
     """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both; with a key
-    range, and causal ones in a window, too, but for both; with a mask of keys."""
+    range or a mask of keys; and causal ones in a window, without and with sinks."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -1026,9 +1026,8 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     ]
     sunk = [(*f[:8], torch.empty(f[0].shape[1], dtype=kind, device="meta"), *f[9:]) for f in (*plain, *biased)]
     ranges = torch.empty((2, 2), dtype=torch.int32, device="meta")
-    either = (*plain, *biased, *sunk[: len(plain)])
-    ranged = [(*f[:9], ranges, *f[10:]) for f in either]
-    spans = [(*f[:5], 512, *f[6:]) for f in (*either, *ranged) if f[3]]
+    ranged = [(*f[:9], ranges, *f[10:]) for f in plain]
+    spans = [(*f[:5], 512, *f[6:]) for f in (*plain, *sunk[: len(plain)]) if f[3]]
     masked = [(*f[:7], torch.empty((2, 1, 1, 4096), dtype=torch.bool, device="meta"), *f[8:]) for f in plain]
     every = (*plain, *biased, *sunk, *ranged, *spans, *masked)
     return recorded([functools.partial(attention, *(*form, target)) for form in every])

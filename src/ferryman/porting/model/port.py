@@ -37,7 +37,7 @@ class _State:
     report: PortReport
     switched: list[tuple[int, list[Any]]] = field(default_factory=list)  # (index of the interface, what it switched)
     bound: list[nn.Module] = field(default_factory=list)  # had their class's own forward on the instance
-    held: list[tuple[int, list[Any]]] = field(default_factory=list)  # (index of the attribute, what it switched)
+    attributes: list[tuple[int, list[Any]]] = field(default_factory=list)  # (index of the attribute, what it switched)
 
 
 interfaces: list[Interface] = []
@@ -68,9 +68,9 @@ def port(model: nn.Module) -> PortReport:
         for module in bound:
             undo.callback(module.__dict__.__setitem__, "forward", module.__dict__.pop("forward"))
         with alone():
-            report, switched, held = _port(model)
+            report, switched, replaced = _port(model)
         undo.pop_all()
-    model.__dict__[STATE] = _State(report, switched, bound, held)
+    model.__dict__[STATE] = _State(report, switched, bound, replaced)
     return report
 
 
@@ -111,11 +111,11 @@ def _port(model: nn.Module) -> tuple[PortReport, list[tuple[int, list[Any]]], li
             site_of(path, model.get_submodule(path), x, path in attending, fused, interfaces)
             for path, x in recipes.items()
         ]
-        held: list[tuple[int, list[Any]]] = []
+        replaced: list[tuple[int, list[Any]]] = []
         for index, attribute in enumerate(attributes):
             done = attribute.switch(model)
             undo.callback(attribute.restore, model, done)
-            held.append((index, done))
+            replaced.append((index, done))
             sites = _with_op(model, sites, {path for path, _ in done}, attribute.op)
         for path, recipe in recipes.items():
             module = model.get_submodule(path)
@@ -124,7 +124,7 @@ def _port(model: nn.Module) -> tuple[PortReport, list[tuple[int, list[Any]]], li
         undo.pop_all()
     shown = tuple(site for site in sites if site.ops or site.maybe)
     left = sorted(left, key=lambda item: item.path)
-    return PortReport(type(model).__name__, shown, tuple(left)), switched, held
+    return PortReport(type(model).__name__, shown, tuple(left)), switched, replaced
 
 
 def _with_op(model: nn.Module, sites: list[Site], paths: set[str], op: str) -> list[Site]:
@@ -142,7 +142,7 @@ def unport(model: nn.Module) -> None:
         return
     for index, done in state.switched:
         interfaces[index].restore(model, done)
-    for index, done in state.held:
+    for index, done in state.attributes:
         attributes[index].restore(model, done)
     bound = {id(module) for module in state.bound}
     for module in model.modules():
