@@ -64,6 +64,32 @@ class OtherNumber(nn.Module):
         return torch.cat((rot * cos + torch.cat((-b, a), -1) * sin, rest), -1)
 
 
+both = lambda c: (c(), T(2, H, S, D), T(2, H, S, D), table(S, D).cos(), table(S, D).sin())
+
+
+@alike(both)
+class Rebound(nn.Module):
+    """The angles change between two calls of a closure."""
+
+    def forward(self, q, k, cos, sin):
+        def turn(t):
+            a, b = t.chunk(2, -1)
+            return t * cos + torch.cat((-b, a), -1) * sin
+
+        q = turn(q)
+        cos = cos * 0.5
+        return q, turn(k)
+
+
+@alike(both, lambda: (T(2, H, S, D), T(2, H, S, D).bfloat16(), table(S, D).cos(), table(S, D).sin()))
+class DtypeOfKeys(nn.Module):
+    """The angles are rounded to another input's dtype."""
+
+    def forward(self, q, k, cos, sin):
+        a, b = q.chunk(2, -1)
+        return q * cos.to(k.dtype) + torch.cat((-b, a), -1) * sin.to(k.dtype)
+
+
 # ---- loops of experts
 given = lambda c: (c(), T(7, M), torch.rand(7, K), torch.randint(E, (7, K)))
 twice = lambda: (T(7, M), torch.rand(7, K), torch.ones(7, K, dtype=torch.int64))
@@ -160,6 +186,33 @@ class NotFifty(nn.Module):
     def forward(self, z, y):
         keep = y != 50
         nll = -z.log_softmax(-1).gather(-1, y[..., None]).squeeze(-1)
+        return (nll * keep).sum() / keep.sum()
+
+
+def odd_row(value, number=-100):
+    z, y = T(2, 6, 70), torch.tensor([[3, 4, number, 5, 6, number], [1, 2, 3, 4, 5, 6]])
+    z[0, 2, 7] = value
+    return z, y
+
+
+@alike(lost, lambda: odd_row(math.nan), lambda: odd_row(math.inf))
+class OddRows(nn.Module):
+    """What is not finite in a row that does not count is in its gradient."""
+
+    def forward(self, z, y):
+        keep = y != -100
+        nll = -z.log_softmax(-1).gather(-1, torch.where(keep, y, 0)[..., None]).squeeze(-1)
+        return torch.where(keep, nll, 0.0).sum() / keep.sum()
+
+
+@alike(lost, lambda: odd_row(0.0, -2))
+class ClassOfTwo(nn.Module):
+    """Another number below 0 is a class."""
+
+    def forward(self, z, y):
+        keep = y != -100
+        y = torch.where(y == -2, 5, y)
+        nll = -z.log_softmax(-1).gather(-1, torch.where(keep, y, 0)[..., None]).squeeze(-1)
         return (nll * keep).sum() / keep.sum()
 
 
