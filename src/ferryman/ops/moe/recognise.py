@@ -74,7 +74,7 @@ def _of_sizes(
                 sizes,
                 functools.partial(_draw, sizes[experts], sizes[width], ids == 1),
                 _SEEDS,
-                f"a0.dim() == 2 and a0.numel() > 0 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
+                f"a0.dim() == 2 and a0.shape[0] > 0 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
                 f" and a{ids}.shape[0] == a0.shape[0]{''.join(f' and a0.dtype is self.{n}.dtype' for n in names)}"
                 f" and a0.dtype.itemsize < 8 and (a{ids}.dtype is torch.int64 or a{ids}.dtype is torch.int32)"
                 f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8{sided}",
