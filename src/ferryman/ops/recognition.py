@@ -101,7 +101,8 @@ class Block:
     tensors: its parameters' and floating buffers' shapes by name. inputs: how many tensors its forward requires, or
     takes with those that it says may be left out.
     integers, numbers: its int and float attributes. run: (sizes, inputs) to (what its forward gives in float64 with
-    drawn tensors whose sides are changed so, these by name), or None where it raises. shape: inputs to the shape of a
+    drawn tensors whose sides are changed so, these by name), or None where it raises; ``spoilt``, a third: a place in
+    each of these tensors that is NaN. shape: inputs to the shape of a
     result that is a tensor, in less time; None for others. ordered: it is a part with two products, whose inputs are
     those of the first, in either order, then the second's other one, then what is left.
     """
@@ -110,7 +111,7 @@ class Block:
     inputs: int
     integers: Mapping[str, int] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
-    run: Callable[[Mapping[int, int], tuple[Tensor, ...]], tuple[Any, dict[str, Tensor]] | None] | None = None
+    run: Callable[..., tuple[Any, dict[str, Tensor]] | None] | None = None
     shape: Callable[[tuple[Tensor, ...]], tuple[int, ...] | None] | None = None
     ordered: bool = False
 
@@ -158,8 +159,9 @@ class Helper:
     arguments of a seed. guard: an expression over them that must hold; else the original is called. strict: one more,
     which is left out where the proof also holds for first arguments of a storage dtype beside float32 ones. joined: the
     last argument is a complex one; the draw, and ``proof``, the expression to prove, have its parts. A draw that takes
-    a ``width`` gives arguments of that, for functions whose code names it. never: names of PyTorch's functions of
-    which none has one in it.
+    a ``width`` gives arguments of that, for functions whose code names it; one that takes ``turned``, of which so many
+    numbers of a head are turned and others are not, as the expression ``turned`` says of them. never: names of
+    PyTorch's functions of which none has one in it.
     """
 
     op: str
@@ -171,6 +173,7 @@ class Helper:
     joined: bool = False
     proof: str = ""
     never: frozenset[str] = frozenset()
+    turned: str = ""
 
 
 @dataclass(frozen=True)

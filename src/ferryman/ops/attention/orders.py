@@ -137,12 +137,16 @@ def inputs_of(
         return size * torch.randn(shape, generator=draw, dtype=torch.float64)
 
     sides = [(heads * group, queries), (heads, keys), (heads, keys)]
-    own = [layout.of(normal(batch, *side, width)) for layout, side in zip(reading.own, sides, strict=True)]
+    qkv = [normal(batch, *side, width) for side in sides]
+    far = size == max(known[-1] for known in SIZES)
+    if far:  # what two queries see of the first key is less than many a number that hides the rest
+        qkv[0][:, :, :2] = -qkv[1][:, :, :1].repeat_interleave(group, 1)
+    own = [layout.of(x) for layout, x in zip(reading.own, qkv, strict=True)]
     own[0] = own[0].clone()
     if reading.mask == SIZED:
         own.append(normal(batch, queries, 7 + 2 * seed))
     elif reading.mask:
-        own.append(_mask(reading, batch, heads * group, queries, keys, seed > 2, seed % 2 == 1, draw))
+        own.append(_mask(reading, batch, heads * group, queries, keys, seed > 2, seed % 2 == 1, draw, far))
     given = [torch.empty(0)] * len(own)
     for place, x in zip(reading.places, own, strict=True):
         given[place] = x
@@ -150,10 +154,18 @@ def inputs_of(
 
 
 def _mask(
-    reading: Reading, batch: int, heads: int, queries: int, keys: int, blind: bool, alone: bool, draw: torch.Generator
+    reading: Reading,
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    blind: bool,
+    alone: bool,
+    draw: torch.Generator,
+    far: bool = False,
 ) -> Tensor:
     """One in whose rows some key is seen, but for the first row of each sequence where it is ``blind``; ``alone``: of
-    all sequences, where the code takes one."""
+    all sequences, where the code takes one; ``far``: the second row sees the first key alone."""
     shape: tuple[int, ...] = (batch * heads, queries, keys) if reading.inner is ONE_BATCH else (batch, 1, queries, keys)
     if reading.shared and alone:
         # of each head or of all, where the code takes both
@@ -161,6 +173,8 @@ def _mask(
     seen = torch.rand(shape, generator=draw) < 0.6
     seen[..., 0] = True
     seen[..., :1, :] &= not blind
+    if far and queries > 1:
+        seen[..., 1, 1:] = False
     if reading.mask == "bias":
         return torch.randn(shape, generator=draw, dtype=torch.float64).masked_fill(~seen, -math.inf)
     if reading.mask == "truth" and not blind:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ def numbers_of(block: Block) -> list[int]:
 def readings_of(block: Block) -> Iterator[Reading]:
     masks = ("",) if block.inputs == 3 else (*MASKS, SIZED)
     rest = tuple(range(3, block.inputs))
+    block = replace(block, shape=_remembered(block))
     orders = [(0, 1, 2, *rest), (1, 0, 2, *rest)] if block.ordered else [*itertools.permutations(range(block.inputs))]
     for turns in _TURNS if block.ordered else _TURNS[:1]:
         known = [*_of_turns(block, masks, orders, turns)]
@@ -101,12 +103,35 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
     turned = any(layout.size != -1 for layout in own)
     groups, numbers = (few, _heads(block, inner, own)[:1]) if turned else ((*few, *more), _heads(block, inner, own))
     for group, mask, heads in itertools.product(groups, kinds, numbers):
-        reading = Reading(tuple(places), inner, own, inner, group, mask, False, None, 0.0)
-        given = inputs_of(reading, 2, heads, group, 5, 5, 12, 0, 1.0)
-        q = torch.empty(2, heads * group, 5, 12)
-        if block.shape(tuple(given)) in [o.of(q).shape for o in _outer(inner, own)]:
+        given, wanted = _sample(inner, own, tuple(places), mask, heads, group)
+        if block.shape(tuple(x.detach() for x in given)) in wanted:
             return True
     return False
+
+
+@functools.lru_cache(4096)
+def _sample(
+    inner: Layout, own: tuple[Layout, ...], places: tuple[int, ...], mask: str, heads: int, group: int
+) -> tuple[list[Tensor], list[torch.Size]]:
+    """(inputs, shapes that attention of them may have)."""
+    reading = Reading(places, inner, own, inner, group, mask, False, None, 0.0)
+    q = torch.empty(2, heads * group, 5, 12)
+    return inputs_of(reading, 2, heads, group, 5, 5, 12, 0, 1.0), [o.of(q).shape for o in _outer(inner, own)]
+
+
+def _remembered(block: Block) -> Callable[[tuple[Tensor, ...]], tuple[int, ...] | None]:
+    """``block.shape``, asked once for inputs of the same shapes and dtypes."""
+    known: dict[Any, tuple[int, ...] | None] = {}
+    assert block.shape is not None
+    ask = block.shape
+
+    def shape(given: tuple[Tensor, ...]) -> tuple[int, ...] | None:
+        key = tuple((x.shape, x.dtype) for x in given)
+        if key not in known:
+            known[key] = ask(given)
+        return known[key]
+
+    return shape
 
 
 def _outer(inner: Layout, own: tuple[Layout, ...]) -> list[Layout]:

@@ -33,13 +33,39 @@ def blocks(block: Block) -> Iterator[Layer]:
                 if [block.tensors[n] for n in pair] == [(experts, rows), (experts, width)][: len(pair)]:
                     given = f"a0, self.{first}{'.mT' * turned}, self.{second}{'.mT' * turned}"
                     bias = f", torch.cat((self.{pair[0]}, self.{pair[1]}), 1)" if pair else ""
-                    yield from _layers(given, bias, (first, second, *pair), experts, width, inner)
+                    yield from _layers(block, given, bias, (first, second, *pair), experts, width, inner)
 
 
-def _layers(given: str, bias: str, names: tuple[str, ...], experts: int, width: int, inner: int) -> Iterator[Layer]:
+def _layers(
+    block: Block, given: str, bias: str, names: tuple[str, ...], experts: int, width: int, inner: int
+) -> Iterator[Layer]:
     sizes = {inner: _INNER, 2 * inner: 2 * _INNER}
     for side, short in ((experts, _EXPERTS), (width, _WIDTH)):
         sizes.setdefault(side, short)
+    yield from _of_sizes(given, bias, names, experts, width, sizes, "")
+    if experts * width * inner <= _SMALL:  # its code may name sides
+        same = {side: side for side in (inner, 2 * inner, experts, width)}
+        sided = [f" and self.{n}.shape[0] == {experts} and {width} in self.{n}.shape and {inner} " for n in names[:2]]
+        first = f"{sided[0]}* 2 in self.{names[0]}.shape"
+        if any(_reads_chosen(block, same, experts, width, first_ids) for first_ids in (True, False)):
+            yield from _of_sizes(given, bias, names, experts, width, same, f"{first}{sided[1]}in self.{names[1]}.shape")
+
+
+_SMALL = 1 << 16
+
+
+def _reads_chosen(block: Block, sizes: dict[int, int], experts: int, width: int, ids_first: bool) -> bool:
+    """Whether what an expert has that no token chose is not read: 0 times what is not finite is not 0."""
+    x, *rest = _draw(experts, width, ids_first, 0)
+    ids = rest[0 if ids_first else 1]
+    rest[0 if ids_first else 1] = ids.clamp(min=1)
+    outcome = None if block.run is None else block.run(sizes, (x, *rest), 0)
+    return outcome is not None and isinstance(outcome[0], Tensor) and bool(outcome[0].isfinite().all())
+
+
+def _of_sizes(
+    given: str, bias: str, names: tuple[str, ...], experts: int, width: int, sizes: dict[int, int], sided: str
+) -> Iterator[Layer]:
     for ids, shares in ((1, 2), (2, 1)):
         for activation in ACTIVATIONS:
             yield Layer(
@@ -48,10 +74,10 @@ def _layers(given: str, bias: str, names: tuple[str, ...], experts: int, width: 
                 sizes,
                 functools.partial(_draw, sizes[experts], sizes[width], ids == 1),
                 _SEEDS,
-                f"a0.dim() == 2 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
+                f"a0.dim() == 2 and a0.shape[0] > 0 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
                 f" and a{ids}.shape[0] == a0.shape[0]{''.join(f' and a0.dtype is self.{n}.dtype' for n in names)}"
                 f" and a0.dtype.itemsize < 8 and (a{ids}.dtype is torch.int64 or a{ids}.dtype is torch.int32)"
-                f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8",
+                f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8{sided}",
                 refused=_BEYOND,
                 numbers=ids,
             )

@@ -25,6 +25,8 @@ _NEVER = frozenset(f.__name__ for f in _OTHERS)
 # (batch, heads, heads of keys, tokens, width) of a seed; what a function cuts shows in the last two
 _SIZES = ((2, 4, 2, 5, 16), (2, 4, 2, 5, 16), (2, 4, 2, 5, 16), (1, 40, 20, 3, 320), (3, 2, 1, 1030, 8))
 
+_MORE = (8, 2, 6, 10, 4)  # numbers of a head that are not turned, where code names how many are
+
 
 @dataclass(frozen=True)
 class _Layout:
@@ -96,10 +98,11 @@ def _draw(
     pair: bool,
     seed: int,
     width: int = 0,
+    turned: int = 0,
 ) -> tuple[Tensor, ...]:
     size, heads, fewer, tokens, usual = _SIZES[seed]
-    width = width or usual
-    rotary = width if whole else width // 2
+    width = turned + _MORE[seed] if turned else width or usual
+    rotary = turned or (width if whole else width // 2)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -135,7 +138,8 @@ def _helpers() -> Iterator[Helper]:
                         draw = functools.partial(_draw, layout, kind, place, whole, pair)
                         guard = _guard(names, count, layout, place, kind == "half", whole)
                         strict = f"{names[0]}.dtype is {names[count]}.dtype"
-                        yield Helper("rope", rope, count + 2, draw, guard, strict, never=_NEVER)
+                        part = "" if whole else f"a{count}.shape[-1]{' * 2' if kind == 'half' else ''}"
+                        yield Helper("rope", rope, count + 2, draw, guard, strict, never=_NEVER, turned=part)
                         if kind == "half" and interleaved and not turned:
                             yield _joined(names, count, rope, draw, layout, place, whole)
 

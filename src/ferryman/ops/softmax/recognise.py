@@ -44,9 +44,14 @@ def blocks(block: Block) -> Iterator[Layer]:
         guard = f"a0.dim() in {dims} and a1.shape == {shape} and a0.numel() > 0"
         guard += " and a1.dtype is torch.int64 and a0.dtype.itemsize < 8 and a0.dtype.is_floating_point"
         guard += " and not torch.is_autocast_enabled(a0.device.type)"
-        expression = "ops.cross_entropy(a0.flatten(0, -2), a1.flatten()).to(a0.dtype)"
-        yield Layer("cross_entropy", expression, {}, draw, len(_LOGITS), guard, refused=2)
+        negative = block.run({}, draw(len(_LOGITS) - 1)) is not None  # counted from the end
+        numbers = f"torch.where(a1 < 0, a1 + a0.shape[-1], a1).flatten(), {_NO_CLASS}" if negative else "a1.flatten()"
+        loss = f"ops.cross_entropy(a0.flatten(0, -2), {numbers})"
+        for expression in (f"{loss}.to(a0.dtype)", loss):
+            yield Layer("cross_entropy", expression, {}, draw, len(_LOGITS), guard, refused=2)
 
+
+_NO_CLASS = -(2**31)  # a number of rows that the op leaves out: no index of a class is so low
 
 # (rows, classes, magnitude, a number that is no class) of a seed; what has none for it refuses the last
 _LOGITS = (

@@ -17,9 +17,16 @@ from ferryman.porting.model.trace import Test, Trace
 
 @torch.no_grad()
 def tried(
-    module: nn.Module, names: tuple[str, ...], sizes: Mapping[int, int], inputs: tuple[Tensor, ...]
+    module: nn.Module,
+    names: tuple[str, ...],
+    sizes: Mapping[int, int],
+    inputs: tuple[Tensor, ...],
+    spoilt: int | None = None,
 ) -> tuple[Any, dict[str, Tensor]] | None:
+    """spoilt: what each of its tensors has there is NaN."""
     state, tensors = shortened(module, names, sizes)
+    for tensor in tensors if spoilt is not None else ():
+        tensor[spoilt] = torch.nan
     try:
         with Widened(torch.float64):
             outputs = run_of(type(module), state, names, False, len(inputs), *inputs, *tensors)

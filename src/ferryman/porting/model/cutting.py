@@ -18,7 +18,8 @@ from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
-from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, with_numbers
+from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, turning, with_numbers
+from ferryman.porting.model.statements import read, reads_next, reads_sizes, stored
 from ferryman.porting.model.trees import blocks, copied, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
@@ -30,21 +31,8 @@ _PLAIN = {
     *("add", "sub", "mul", "div", "neg", "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim"),
     *("to", "type", "type_as", "float", "half", "bfloat16", "contiguous", "clone", "detach", "squeeze", "unsqueeze"),
     *("expand", "expand_as", "repeat", "size", "chunk", "split", "unbind", "narrow", "select", "item", "dim", "t"),
-    *(
-        "Subscript",
-        "Tuple",
-        "List",
-        "len",
-        "int",
-        "bool",
-        "range",
-        "getattr",
-        "numel",
-        "swapaxes",
-        "view_as",
-        "T",
-        "mT",
-    ),
+    *("Subscript", "Tuple", "List", "len", "int", "bool", "range", "getattr", "numel", "swapaxes", "view_as"),
+    *("T", "mT"),
 }
 
 
@@ -77,8 +65,7 @@ class Search(Proving):
         """Put one part in a block's place; whether there is one."""
         self.statements = list(self.scan.block(body))
         self.scan.acting = {}
-        stored = functools.cache(lambda index: frozenset(_stored(body[index])))
-        self.stored = stored
+        self.stored = functools.cache(lambda index: frozenset(stored(body[index])))
         self.reads = functools.cache(functools.partial(self._reads, body))
         kind = type(self.module)
         # of one input it may be nearly a norm: what a part is of several, no leaf is
@@ -95,6 +82,8 @@ class Search(Proving):
                 if root.whole is not None and self._has_role(root.whole):
                     continue
                 for leaves in self._cuts(root, statement):
+                    if alone and not self.large and any(n.fact() and not n.counts() for n in leaves):
+                        continue  # what it is given is not all that it computes of
                     if self._taken(body, statement, root, e, leaves):
                         self.whole |= self.large
                         return True
@@ -155,6 +144,9 @@ class Search(Proving):
             order.setdefault(node, i)
         sized = {c: root.inside(c) for c in cuts(root) if c and root not in c}
         chosen = [c for c, inside in sized.items() if self._worth(inside)]
+        turns = [] if self.large else turning(root, lambda n: n in here or n in statement.names)
+        turns = [c for c in turns if self._worth(root.inside(c))]
+        chosen, sized = [*turns, *(c for c in chosen if c not in turns)], sized | {c: root.inside(c) for c in turns}
         if self.large:
             chosen = [c for c in chosen if len(c) > 2 and products(sized[c]) == 2]
             nearest = closest(root, lambda n: n in here or n in statement.names)
@@ -166,9 +158,17 @@ class Search(Proving):
             numbered = with_numbers(root, cut, lambda n: n in here or n in statement.names)
             if numbered is not None and numbered not in chosen:
                 chosen, sized[numbered] = [*chosen, numbered], root.inside(numbered)
-        chosen.sort(key=lambda c: (len(c) > 2, len(c & past) > 0, -sum(n.kind == "op" for n in sized[c])))
+        chosen.sort(
+            key=lambda c: (
+                len(c) > 2,
+                c not in turns,
+                len(c & past) > 0,
+                sum(n.counts() for n in c) > 1,
+                -sum(n.kind == "op" for n in sized[c]),
+            )
+        )
         # numbers last: a proof has none of them
-        return [tuple(sorted(c, key=lambda n: (n.counts(), order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
+        return [tuple(sorted(c, key=lambda n: (n.fact(), order.get(n, -1), ast.unparse(n.tree)))) for c in chosen]
 
     def _worth(self, inside: list[Node]) -> bool:
         computed = [n for n in inside if n.kind == "op"]
@@ -264,17 +264,18 @@ class Search(Proving):
         between = [(body[i], none) for i in range(at + 1, statement.index)]
         if any(self.scan.acts(s, but, calls) for s, but in [(body[at], e), *between, (body[statement.index], root)]):
             return None
-        names = set(_read(e)) & self.scan.locals
+        names = set(read(e)) & self.scan.locals
         if any(names & self.stored(i) for i in range(at, statement.index)):
             return None
         lost = {n for i in range(at) if i in going for n in self.stored(i)}
         return None if names & lost else copied(e)
 
     def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:
-        """(names that are read outside of a block, names that functions inside read)."""
-        outer = Counter(_read(self.tree)) - Counter(n for s in body for n in _read(s))
-        nested = (f for f in ast.walk(self.tree) if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree)
-        return set(outer), {n for f in nested for n in _read(f)}
+        """(names that are read outside of a block, names that functions inside read, but for one that it stands in)."""
+        outer = Counter(read(self.tree)) - Counter(n for s in body for n in read(s))
+        nested = [f for f in ast.walk(self.tree) if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree]
+        nested = [f for f in nested if isinstance(f, ast.Lambda) or not any(b is body for b in blocks(f))]
+        return set(outer), {n for f in nested for n in read(f)}
 
     def _without(
         self,
@@ -294,17 +295,25 @@ class Search(Proving):
         outer, closures = self.reads()
         loops = (n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While))
         repeated = any(body is inner for loop in loops for inner in blocks(loop))
+        # what only moves or casts stays where others read its sizes
+        plain = {s.index for s in self.statements if not {n.label for n, _ in s.ops} - _PLAIN - {""}}
+        sized: set[int] = set()
         for index in range(statement.index - 1, -1, -1):
             inner = inside & bound.get(index, {}).keys()
-            if not inner or all(node.counts() for node in inner):  # sizes may be read by others, too
+            if not inner or all(node.fact() for node in inner):  # sizes may be read by others, too
                 continue
             for name in bound[index].values():
                 outside = name in outer
-                looped = repeated and any(name in _read(s) for s in fresh[:index] if s is not None)
-                mine = (changed, _read(changed).count(name) == 1) if name in past else (None, False)
-                if outside or looped or name in closures or _reads_next(name, fresh[index + 1 :], *mine):
+                looped = repeated and any(name in read(s) for s in fresh[:index] if s is not None)
+                mine = (changed, read(changed).count(name) == 1) if name in past else (None, False)
+                if outside or looped or name in closures:
                     return None
-            fresh[index] = None
+                if reads_next(name, fresh[index + 1 :], *mine):
+                    rest = (s for s in fresh[index + 1 :] if s is not None)
+                    if index not in plain or not all(reads_sizes(name, s) for s in rest):
+                        return None
+                    sized.add(index)
+            fresh[index] = fresh[index] if index in sized else None
         return [s for s in fresh if s is not None]
 
 
@@ -337,29 +346,6 @@ def recognised(e: ast.expr, function: types.FunctionType) -> bool:
         return value in served() or value in more
     except TypeError:  # not hashable
         return False
-
-
-def _read(tree: ast.AST) -> list[str]:
-    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-
-
-def _stored(tree: ast.AST) -> list[str]:
-    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
-
-
-def _reads_next(name: str, body: list[ast.stmt | None], own: ast.stmt | None, once: bool) -> bool:
-    """Whether a statement reads a local before another puts a value there, but for the part's reading in ``own``."""
-    for statement in body:
-        if statement is None or (statement is own and once and name not in _stored(statement)):
-            continue
-        if statement is own and once:
-            return not isinstance(statement, ast.Assign)
-        if name in _read(statement):
-            return True
-        stores = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
-        if stores:
-            return not isinstance(statement, ast.Assign)
-    return False
 
 
 def _results(last: ast.stmt, statements: list[Statement]) -> set[Node]:

@@ -31,7 +31,7 @@ def fills(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> 
         f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda | ast.comprehension) and f is not tree
     ]
     closed = {n.id for f in inner for n in ast.walk(f) if isinstance(n, ast.Name)}
-    fresh = {name: i for i, s in enumerate(body) if (name := _made(s, function)) is not None and named[name] == 1}
+    fresh = {name: i for i, s in enumerate(body) if (name := name_made(s, function)) is not None and named[name] == 1}
     known: dict[int, str] = {}
     for name in dict.fromkeys(written.values()):
         writes = [i for i, n in written.items() if n == name]
@@ -43,7 +43,7 @@ def fills(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> 
     return known
 
 
-def _made(statement: ast.stmt, function: types.FunctionType) -> str | None:
+def name_made(statement: ast.stmt, function: types.FunctionType) -> str | None:
     """The name that a statement gives to a tensor that it makes."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
     call = statement.value if isinstance(statement, ast.Assign) else None

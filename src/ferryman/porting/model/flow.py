@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.porting.model import filling, source, spelling
+from ferryman.porting.model import filling, loops, source, spelling
 from ferryman.porting.model.child_calls import CHILDREN, given_by, is_own, is_plain_child, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
@@ -66,10 +66,13 @@ class Scan:
     def block(self, body: list[ast.stmt]) -> Iterator[Statement]:
         """The statements of one block that compute; `blocks` gives those inside of others."""
         self.env, self.known = {}, {}
-        fills = filling.fills(body, self.tree, self.function)
+        fills, looped = filling.fills(body, self.tree, self.function), loops.loops(body, self.tree, self.function)
         for index, statement in enumerate(body):
             if index in fills:
                 yield self._fill(index, statement, fills[index])
+                continue
+            if index in looped and (here := loops.read(self, index, statement, looped[index])):
+                yield here
                 continue
             if isinstance(statement, ast.AugAssign) and self._own_result(statement.target):
                 yield self._augmented(index, statement)
@@ -90,7 +93,8 @@ class Scan:
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
             for target in targets:
                 self._bind(target, node, here)
-            if fills and isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in fills.values():
+            written = {*fills.values(), *looped.values()}
+            if written and isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in written:
                 self.env[ast.unparse(statement.targets[0])] = here.alone(node)
             yield here
 
@@ -152,6 +156,9 @@ class Scan:
 
     # Expressions
 
+    def own(self, e: ast.expr, value: Any) -> Node:
+        return self._once(("self", ast.unparse(e)), lambda: Node("self", e, value=value))
+
     def node(self, e: ast.expr) -> Node:
         if isinstance(e, ast.Constant):
             return Node("constant", e)
@@ -159,7 +166,7 @@ class Scan:
             return self._named(e)
         own = self.path(e)
         if own is not MISSING:
-            return self._once(("self", ast.unparse(e)), lambda: Node("self", e, value=own))
+            return self.own(e, own)
         if isinstance(e, ast.Call):
             node = self._call(e)
         elif isinstance(e, _OPERATORS) and not (isinstance(e, ast.Attribute) and self._outer(e)):
@@ -216,13 +223,13 @@ class Scan:
     def _call(self, e: ast.Call) -> Node:
         given = [*e.args, *(k.value for k in e.keywords)]
         inner = [a.value if isinstance(a, ast.Starred) else a for a in given]
-        owned = self._function(e.func)
+        owned = self.function_of(e.func)
         parts = [*(owned[1] if owned is not None else []), *((a, self.node(a)) for a in inner)]
         if owned is None and len(parts) == 1 and not e.keywords and self._is_child(e.func):
             return self._function_of_child(e, parts[0])
         return Node("leaf", e) if owned is None else self._op(e, parts, owned[0])
 
-    def _function(self, func: ast.expr) -> tuple[str, list[tuple[ast.AST, Node]]] | None:
+    def function_of(self, func: ast.expr) -> tuple[str, list[tuple[ast.AST, Node]]] | None:
         """(the label of a function that only computes, what it is of beside its arguments); None for any other."""
         own = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
         if isinstance(func, ast.Name | ast.Attribute) and self._callable(func):
@@ -231,9 +238,7 @@ class Scan:
             scripted = isinstance(value, torch.jit.ScriptFunction)
             return (name if value is MISSING or (trusted(value) and not scripted) else "call"), []
         if self.path(func) is not MISSING:
-            return "call", [
-                (func, self._once(("self", ast.unparse(func)), lambda: Node("self", func, value=self.path(func))))
-            ]
+            return "call", [(func, self.own(func, self.path(func)))]
         if isinstance(func, ast.Attribute) and own:
             return ("call", []) if func.attr in self.members and not self._calls_children(func.attr) else None
         if isinstance(func, ast.Attribute) and is_super(func.value):
@@ -280,7 +285,7 @@ class Scan:
         """Whether a statement calls what may write over a value, or any child, before it gets to a part of it."""
         if (id(tree), any_child) not in self.acting:
             self.occurring = []  # what was read before stays as it is
-            calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and self._function(n.func) is None]
+            calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and self.function_of(n.func) is None]
             self.acting[id(tree), any_child] = tree, [c for c in calls if any_child or not self._harmless(c.func)]
         calls = self.acting[id(tree), any_child][1]
         later = around(tree, but) if calls else set()

@@ -135,11 +135,23 @@ def _sized(
     whole = {int(abs(n)) for n in numbers if n == int(n) and 2 <= abs(n) <= _WIDEST}
     able = [helper for helper in wanted if _takes_width(helper.draw)]
     # of two numbers, pairs of neighbours and of halves are one: code that turns others seems right there
-    for width in sorted(n for n in whole | {2 * n for n in whole} if n % 2 == 0 and n > 2):
+    widths = sorted(n for n in whole | {2 * n for n in whole} if n % 2 == 0 and n > 2)
+    # code that says how many numbers of a head it turns does for heads of any width, and for those of that one
+    for width in widths:
+        for helper in [h for h in able if h.turned]:
+            yield from _drawn_so(call, helper, helper.turned, results, turned=width)
+    widths = [n for n in widths if any(h.guard.endswith(f" == {n}") for h in shown)] if shown else widths
+    able = [h for h in able if not h.turned] if shown else able
+    for width in widths:
         for helper in able:
-            draw = _of_width(helper.draw, width)
-            if _result(call, draw, helper.joined, results) is not None:
-                yield replace(helper, draw=draw, guard=f"{helper.guard} and a0.shape[-1] == {width}")
+            yield from _drawn_so(call, helper, "a0.shape[-1]", results, width=width)
+
+
+def _drawn_so(call: Any, helper: Helper, size: str, results: dict[Any, Any], **named: int) -> Iterator[Helper]:
+    """A helper of a size that code names, if its draw gives what one may."""
+    draw = _of_width(helper.draw, **named)
+    if _result(call, draw, helper.joined, results) is not None:
+        yield replace(helper, draw=draw, guard=f"{helper.guard} and {size} == {next(iter(named.values()))}")
 
 
 @functools.cache
@@ -148,8 +160,8 @@ def _takes_width(draw: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _of_width(draw: Any, width: int) -> Any:
-    return functools.partial(draw, width=width)
+def _of_width(draw: Any, **named: int) -> Any:
+    return functools.partial(draw, **named)
 
 
 @functools.cache

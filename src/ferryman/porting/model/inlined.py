@@ -1,5 +1,5 @@
-"""Functions of one expression that a forward names and calls, written where they are called: with
-``turn = lambda t: f(t)``, ``turn(q)`` is ``f(q)``.
+"""Functions of one expression, or of statements that are one, that a forward names and calls, written where they are
+called: with ``turn = lambda t: f(t)``, ``turn(q)`` is ``f(q)``.
 
 A name in such a function means at a call what it means in the forward there, so that nothing is asked of it.
 """
@@ -53,10 +53,9 @@ def _meaning(statement: ast.stmt) -> tuple[str, list[str], ast.expr | None]:
     """(name, parameters, expression) of ``name = lambda ..: ..``, or of a def that returns at once."""
     nothing: tuple[str, list[str], ast.expr | None] = "", [], None
     if isinstance(statement, ast.FunctionDef):
-        body = statement.body
-        if statement.decorator_list or len(body) != 1 or not isinstance(body[0], ast.Return):
+        if statement.decorator_list:
             return nothing
-        name, given, value = statement.name, statement.args, body[0].value
+        name, given, value = statement.name, statement.args, _folded(statement)
     elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda) and len(statement.targets) == 1:
         target = statement.targets[0]
         name = target.id if isinstance(target, ast.Name) else ""
@@ -70,6 +69,49 @@ def _meaning(statement: ast.stmt) -> tuple[str, list[str], ast.expr | None]:
     return name, [a.arg for a in given.args], value
 
 
+def _folded(function: ast.FunctionDef) -> ast.expr | None:
+    """What a def returns, with each local written where it is read: once, by the next statement, before that does
+    anything else."""
+    *before, last = function.body
+    if isinstance(before[0] if before else None, ast.Expr) and isinstance(before[0].value, ast.Constant):  # type: ignore[attr-defined]
+        before = before[1:]
+    named = Counter(n.id for n in ast.walk(function) if isinstance(n, ast.Name))
+    arguments = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+    put: dict[str, ast.expr] = {}
+    for statement in [*before, last]:
+        value = getattr(statement, "value", None)
+        if not isinstance(statement, ast.Return if statement is last else ast.Assign) or value is None:
+            return None
+        if put and _reads_first(value, next(iter(put))) is not True:
+            return None
+        value = _Swap(put).visit(copied(value))
+        if statement is last:
+            folded: ast.expr = value
+            return folded
+        assert isinstance(statement, ast.Assign)
+        target = statement.targets[0] if len(statement.targets) == 1 else None
+        if not isinstance(target, ast.Name) or named[target.id] != 2 or target.id in arguments:
+            return None
+        put = {target.id: value}
+    return None
+
+
+def _reads_first(e: ast.AST, name: str) -> bool | None:
+    """Whether an expression reads a name before it does anything else; None where it does nothing but read others."""
+    if isinstance(e, ast.Name):
+        return True if e.id == name else None
+    if isinstance(e, ast.Lambda | ast.IfExp | ast.BoolOp | _COMPREHENSIONS):
+        return False
+    for part in ast.iter_child_nodes(e):
+        first = _reads_first(part, name)
+        if first is not None:
+            return first
+    does = isinstance(e, ast.expr) and not isinstance(
+        e, ast.Constant | ast.Tuple | ast.List | ast.Slice | ast.Attribute
+    )
+    return False if does else None
+
+
 class _Put(ast.NodeTransformer):
     """Writes one function's expression in place of its calls, outside of what has a scope of its own."""
 
@@ -78,6 +120,16 @@ class _Put(ast.NodeTransformer):
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         return node if isinstance(node, _SCOPES | _COMPREHENSIONS) else super().generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Of another function beside it, whose own names are others."""
+        own = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        own |= {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)} | {node.name}
+        free = {n.id for n in ast.walk(self.value) if isinstance(n, ast.Name)} - {*self.parameters}
+        inner = any(isinstance(n, _SCOPES | _COMPREHENSIONS) for s in node.body for n in ast.walk(s))
+        if not inner and not own & (free | {self.name}):
+            node.body = [self.visit(statement) for statement in node.body]
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)

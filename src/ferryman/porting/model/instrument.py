@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ferryman.porting.model import own_calls, source
+from ferryman.porting.model import loops, own_calls, source
 from ferryman.porting.model.reports import Reports
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import Test, Unproven, modes, trusted
@@ -151,6 +151,10 @@ class Instrument(Reports, ast.NodeTransformer):
         )
 
     def visit_For(self, node: ast.For) -> ast.AST:
+        if loops.fixed(node.iter, self.own):
+            node.target = self.visit(node.target)
+            node.body, node.orelse = [self.visit(s) for s in node.body], [self.visit(s) for s in node.orelse]
+            return node
         index = len(self.follower.trace.tests)
         text = f"for .. in {ast.unparse(node.iter)[:70]}"
         self.follower.trace.tests.append(Test(text, node.lineno, self._some(node.iter), loop=True))

@@ -64,6 +64,11 @@ class Node:
             return all(sizes) and all(child.counts() for child in self.children)
         return isinstance(tree, ast.Subscript) and all(sizes)
 
+    def fact(self) -> bool:
+        """Whether it says what a tensor is like: such a number, a dtype or a device."""
+        named = isinstance(self.tree, ast.Attribute) and self.tree.attr in ("dtype", "device")
+        return self.counts() or (self.kind == "op" and self.write is None and named)
+
 
 @dataclass
 class Statement:

@@ -70,7 +70,7 @@ class Part:
         known |= {f"ferryman_was_{name}": meant(value) for name, value in self.fixed} | {"ferryman_meant": meant}
         known |= {"ferryman_child": child_calls.is_plain_child, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
-        known |= {"ferryman_holds": scalars.holds}
+        known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}
         exec(compile("\n".join(lines) + "\n", "<ferryman part>", "exec"), known)  # noqa: S102 - our own text
         part: types.FunctionType = known["part"]

@@ -12,25 +12,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ferryman.porting.model import blocks, flow, helpers, recognise
+from ferryman.porting.model import blocks, flow, helpers, part_losses, part_sizes, recognise, source
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part import Part, plain_function
-from ferryman.porting.model.part_shape import PRODUCTS, TURNS, number_of, of_products, of_several, products, stacks
+from ferryman.porting.model.part_shape import PRODUCTS, TURNS, of_products, of_several, products, stacks
 from ferryman.porting.model.recognise import Role
-from ferryman.porting.model.trace import Read, Trace, Unproven
+from ferryman.porting.model.trace import Read, Trace, Unproven, numbers_in
 from ferryman.porting.model.trees import copied, swap
 
 _MOST_TRIALS = 96
 _HELD = flow.FUNCTIONS | functools.partial | types.MethodType
-# What a mean loss of class numbers is made of, and nothing that asks which numbers they are
-_LOSSES = {"nll_loss", "logsumexp", "log_softmax"}
-_OF_LOSSES = {
-    *(*_LOSSES, "", "gather", "squeeze", "unsqueeze", "view", "reshape", "flatten", "size", "mean", "sum", "neg"),
-    *("Sub", "Div", "Add", "Mult", "float", "exp", "log", "take_along_dim"),
-}
-OF_SEVERAL = frozenset(_LOSSES | TURNS | PRODUCTS)  # what a part of several values has one of
+OF_SEVERAL = frozenset(part_losses.LOSSES | TURNS | PRODUCTS)  # what a part of several values has one of
 
 
 @dataclass
@@ -50,9 +44,9 @@ class Proving:
         return self.methods or path in self.asked or path.startswith("ferryman_child(")
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
-        if sum(not n.counts() for n in leaves) > 2 and not of_several(root, leaves):
+        if sum(not n.fact() for n in leaves) > 2 and not of_several(root, leaves):
             return None
-        if any(n.counts() for n in leaves):
+        if any(n.fact() for n in leaves):
             return self._of_sizes(root, leaves)
         tree, own = self._function(root, leaves, True)
         self.asked |= {ast.unparse(node.tree) for node in own.values()}
@@ -70,34 +64,39 @@ class Proving:
         return self.tried[key]
 
     def _of_sizes(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
-        """A part with a number that other tensors' sizes say: it is proven with the last size of one of its values in
-        the number's place, and asks whether it is that."""
-        values = tuple(n for n in leaves if not n.counts())
-        number = number_of(root, leaves)
+        """A part with facts of other tensors, such as sizes: it is proven with its own values' in their place, and asks
+        whether they are the same."""
+        values = tuple(n for n in leaves if not n.fact())
         twice = products(root.inside(frozenset(leaves))) == 2
         places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
         plain, _ = self._function(root, leaves, False)
         key = ast.unparse(plain)
-        if key in self.tried or number is None or places is None:
+        if key in self.tried or places is None or not values:
             return self.tried.get(key)
         self.tried[key] = None
-        self.asked |= {ast.unparse(n.tree) for n in number.inside(frozenset(leaves)) if n.kind == "self"}
-        for place in places[: 1 if twice else None]:
+        for reading in part_sizes.readings(root, leaves, places[: 1 if twice else None]):
             if self.trials >= _MOST_TRIALS:
                 return None
             self.trials += 1
-            size = ast.parse(f"ferryman_a{place}.shape[-1]", mode="eval").body
-            tree, own = self._function(root, leaves, True, {number: size})
+            self.asked |= {
+                ast.unparse(n.tree) for f in reading for n in f.inside(frozenset(leaves)) if n.kind == "self"
+            }
+            sizes = {node: ast.parse(text, mode="eval").body for node, text in reading.items()}
+            tree, own = self._function(root, leaves, True, sizes)
             self.asked |= {ast.unparse(node.tree) for node in own.values()}
             try:
-                part = self._proven(root, values, tree, plain, own, frozenset(leaves) | {number})
+                part = self._proven(root, values, tree, plain, own, frozenset(leaves) | frozenset(reading))
             except Exception:  # noqa: BLE001 - foreign code ran, on what it may not take
                 part = None
             if part is not None:
                 numbers = len(leaves) - len(values)
                 names = (*part.names, *(f"ferryman_n{i}" for i in range(numbers)))
-                asked = f"{self._of_leaves(number, leaves, names)} == {part.names[place]}.shape[-1]"
-                forms = tuple(((asked, *tests), expression) for tests, expression in part.forms)
+                placed = {f"ferryman_a{i}": name for i, name in enumerate(part.names)}
+                asked = tuple(
+                    f"{self._of_leaves(node, leaves, names)} == {_named(text, placed)}"
+                    for node, text in reading.items()
+                )
+                forms = tuple(((*asked, *tests), expression) for tests, expression in part.forms)
                 self.tried[key] = replace(part, values=len(leaves), names=names, forms=forms, numbers=numbers)
                 break
         return self.tried[key]
@@ -127,7 +126,7 @@ class Proving:
     ) -> Part | None:
         """``ends``: where the part ends beside."""
         count, self.root = len(leaves), root
-        ordered = (*leaves, *(n for n in ends if n not in leaves and n.counts()))
+        ordered = (*leaves, *(n for n in ends if n not in leaves and n.fact()))
         inside = root.inside(frozenset(ordered))
         for order in itertools.permutations(range(count)) if count == 2 else [tuple(range(count))]:
             if count > 2:
@@ -139,7 +138,8 @@ class Proving:
             if module is not None and isinstance(role, Role):
                 return self._part(role, module, plain, own, order)
         labels = {n.label for n in inside}
-        if count == 2 and labels & _LOSSES and labels <= _OF_LOSSES and not own and _unasked(tree):
+        of_losses = bool(labels & part_losses.LOSSES) and labels <= part_losses.OF_LOSSES
+        if count == 2 and of_losses and not own and part_losses.unasked(tree):
             for order in ((0, 1), (1, 0)):
                 module = self._module(tree, own, order)
                 if module is not None:
@@ -173,6 +173,8 @@ class Proving:
             if not wanted:
                 return None
             trace = Trace()
+            for node in own.values():
+                trace.numbers |= numbers_in(node.value)
             followed = follow_module(module, trace)
             call = functools.partial(recognise.original, followed, dict(module.__dict__), (), False)
             forms = helpers.forms_of_call(call, trace, wanted)
@@ -244,6 +246,11 @@ class Proving:
         for name, value in vars(module).items():
             if name in reached and name not in own and name in vars(self.module or module) and _is_plain(value):
                 tests += [] if name.startswith("_") else [f"ferryman_same(self.{name}, {value!r})"]
+        forward, home = type(module).forward, self.function.__globals__
+        named = {n: home.get(n) for code in source.codes_of(forward) for n in code.co_names}  # type: ignore[arg-type]
+        tests += [
+            f"ferryman_same(ferryman_file.get({n!r}), {v!r})" for n, v in named.items() if type(v) in (int, bool, str)
+        ]
         return tuple(tests)
 
     def _of_ours(self, e: ast.expr) -> str:
@@ -293,7 +300,7 @@ class Proving:
             else:
                 place[node] = node.tree
         body.append(ast.Return(place[root]))
-        count = sum(sizes is None or not n.counts() for n in leaves)
+        count = sum(sizes is None or not n.fact() for n in leaves)
         arguments = [ast.arg(me), *(ast.arg(f"ferryman_a{i}") for i in range(count))]
         given = ast.arguments([], arguments, None, [], [], None, [])
         tree = ast.FunctionDef(
@@ -330,6 +337,11 @@ class Proving:
         return module.eval()
 
 
+def _named(text: str, names: dict[str, str]) -> str:
+    """An expression with other names."""
+    return re.sub(r"\bferryman_a\d+", lambda match: names[match[0]], text)
+
+
 def _tensors(own: dict[str, Node]) -> bool:
     return any(isinstance(n.value, Tensor) for n in own.values())
 
@@ -338,19 +350,6 @@ def _child(call: ast.expr) -> str:
     """The path of a child that is called."""
     path = ast.unparse(call.func).partition(".")[2] if isinstance(call, ast.Call) else ""
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
-
-
-def _unasked(tree: ast.FunctionDef) -> bool:
-    """Whether a loss counts every row: nothing is compared, and no number is one of a row that does not count."""
-    asks = ast.Compare | ast.BoolOp | ast.IfExp
-    named = {"weight", "size_average", "ignore_index", "reduce"}
-    for node in ast.walk(tree):
-        if isinstance(node, asks) or (isinstance(node, ast.keyword) and node.arg in named):
-            return False
-        loss = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("nll_loss")
-        if loss and len(node.args) > 2:  # type: ignore[attr-defined]
-            return False
-    return True
 
 
 def _reads_methods(tree: ast.FunctionDef, self_name: str | None, own: dict[str, Node]) -> bool:

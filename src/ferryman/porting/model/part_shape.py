@@ -34,7 +34,7 @@ def of_several(root: Node, leaves: tuple[Node, ...]) -> bool:
     return (
         products(inside) == 2
         and not tensors
-        and (sum(not n.counts() for n in leaves) == 3 or of_products(root, leaves) is not None)
+        and (sum(not n.fact() for n in leaves) == 3 or of_products(root, leaves) is not None)
     )
 
 
@@ -57,7 +57,7 @@ def of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None:
     inside = root.inside(frozenset(leaves))
     first, second = (n for n in inside if n.kind == "op" and n.label in PRODUCTS)
     ends = frozenset(leaves)
-    leaves = tuple(n for n in leaves if not n.counts())
+    leaves = tuple(n for n in leaves if not n.fact())
     if first not in second.inside(ends):
         return None
 
@@ -123,6 +123,83 @@ def with_numbers(root: Node, cut: frozenset[Node], known: Callable[[Node], bool]
         if not of_sizes & set(root.inside(rest | chosen)):
             return rest | chosen
     return None
+
+
+def turning(root: Node, known: Callable[[Node], bool]) -> list[frozenset[Node]]:
+    """Cuts into one value that is turned and the few that it is turned by: what does not follow from it but by its
+    sizes stays outside as a whole. Those of fewest values first, the nearest of these first."""
+    inside = root.inside(frozenset())
+    if not any(n.label in TURNS for n in inside):
+        return []
+    shown: list[frozenset[Node]] = []
+    for node in reversed(inside):
+        flows = node.kind in ("op", "leaf") and not _sized(node) and not isinstance(node.tree, _SPELLED)
+        cut = _turned_by(root, node, known) if flows and node is not root and known(node) else None
+        if cut is not None and cut not in shown:
+            shown.append(cut)
+    return sorted(shown, key=len)[:_MOST_TURNINGS]
+
+
+_MOST_TURNINGS = 4
+_SPELLED = ast.Slice | ast.Tuple | ast.List | ast.Starred
+_FACTS = {"shape", "ndim", "dtype", "device"}
+
+
+def _sized(node: Node) -> bool:
+    """Whether it says what a tensor is like, and nothing of its numbers."""
+    return node.counts() or (node.kind == "op" and isinstance(node.tree, ast.Attribute) and node.tree.attr in _FACTS)
+
+
+def _turned_by(root: Node, turned: Node, known: Callable[[Node], bool]) -> frozenset[Node] | None:
+    follows = {turned}
+    order = root.inside(frozenset({turned}))
+    for node in order:
+        if not _sized(node) and any(child in follows for child in node.children):
+            follows.add(node)
+    if root not in follows:
+        return None
+    cut = {turned}
+
+    def add(node: Node) -> bool:
+        if node in follows or node in cut or not any(n.kind == "leaf" or _holds(n) for n in node.inside(frozenset())):
+            return True
+        if _sized(node):
+            if not any(n.kind == "leaf" and n is not turned for n in node.inside(frozenset(follows))):
+                return True
+            cut.update({node} if node.fact() and known(node) else ())
+            return node in cut or (bool(node.children) and all(map(add, node.children)))
+        if isinstance(node.tree, _SPELLED):
+            return all(map(add, node.children))
+        if node.kind == "self" or not known(node):
+            return False
+        cut.add(node)
+        return True
+
+    for node in order:
+        if node in follows and node is not turned and not all(map(add, node.children)):
+            return None
+    values = [n for n in cut if not n.fact()]
+    if not 1 < len(values) <= MOST_LEAVES or len(cut) > MOST_LEAVES:
+        return None
+    ends = frozenset(values)  # of whose sizes nothing is asked
+    cut = {n for n in cut if not n.fact() or any(m.kind == "leaf" for m in n.inside(ends))}
+    mine = _sources(turned)
+    if any(mine & _sources(n) for n in values if n is not turned):
+        return None  # it is turned by what follows from what it does
+    inside = root.inside(frozenset(cut))
+    turns = any(n.label in TURNS for n in inside) and not any(n.kind == "leaf" or _holds(n) for n in inside)
+    return frozenset(cut) if turns else None
+
+
+def _sources(node: Node) -> set[Node]:
+    """The leaves whose numbers a value follows from."""
+    if node.kind == "leaf":
+        return {node}
+    return set().union(*(_sources(child) for child in node.children if not _sized(child)))
+
+
+def _holds(node: Node) -> bool:
+    return node.kind == "self" and isinstance(node.value, Tensor)
 
 
 def _below(node: Node, cut: frozenset[Node]) -> set[Node]:

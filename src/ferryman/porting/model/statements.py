@@ -1,0 +1,38 @@
+"""Which locals statements read, and where they put values."""
+
+from __future__ import annotations
+
+import ast
+
+
+def read(tree: ast.AST) -> list[str]:
+    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+
+
+def stored(tree: ast.AST) -> list[str]:
+    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
+
+
+def reads_next(name: str, body: list[ast.stmt | None], own: ast.stmt | None, once: bool) -> bool:
+    """Whether a statement reads a local before another puts a value there, but for the part's reading in ``own``."""
+    for statement in body:
+        if statement is None or (statement is own and once and name not in stored(statement)):
+            continue
+        if statement is own and once:
+            return not isinstance(statement, ast.Assign)
+        if name in read(statement):
+            return True
+        stores = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
+        if stores:
+            return not isinstance(statement, ast.Assign)
+    return False
+
+
+def reads_sizes(name: str, statement: ast.stmt) -> bool:
+    """Whether a statement reads a local for what it is like alone."""
+    asked = {id(n.value) for n in ast.walk(statement) if isinstance(n, ast.Attribute) and n.attr in _LIKE}
+    named = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
+    return all(id(n) in asked and isinstance(n.ctx, ast.Load) for n in named)
+
+
+_LIKE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
