@@ -261,9 +261,10 @@ def _examine(
 
 
 def judged_sites(report: Any) -> set[str]:
-    """Paths of the ported modules that are judged alone; a part of a ported block, such as a product, goes with it."""
+    """Paths of the ported modules that are judged alone; a part of a ported block, such as a product, goes with it. The
+    model itself, whose loss may be served, is judged by its logits and that loss."""
     part = {(op,) for op in proposals("parts")}
-    served = {site.path: site.ops for site in report.ported}
+    served = {site.path: site.ops for site in report.ported if site.path}
     return {p for p, ops in served.items() if ops not in part or not any(p.startswith(f"{o}.") for o in served)}
 
 
