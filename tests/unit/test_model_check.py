@@ -49,7 +49,8 @@ def test_a_right_port_passes_with_exact_counts(name: str, dtype: str) -> None:
     for op, n in result.ported.items():
         assert by_phase["forward", op] == by_phase["gradients", op] == by_phase["gradients", f"{op}_backward"] == n
         assert by_phase["greedy", op] == 5 * n
-    assert len(by_phase) == 4 * len(result.ported)
+    assert by_phase["gradients", "cross_entropy"] == by_phase["gradients", "cross_entropy_backward"] == 1
+    assert len(by_phase) == 4 * len(result.ported) + 2
     assert {m.name for m in result.gradients} == {"embedding", "layer 0", "layer 1", "head"}
     # In 16 bits two logits can be nearly equal, and then either token is right; float32 has no such ties here.
     assert result.greedy.ok and (dtype != "float32" or result.greedy.identical == 2)

@@ -157,7 +157,8 @@ def _check(
         if wanted_gradients is not None:
             with trace() as traced:
                 slopes_found = measure.gradients(built, prompt)
-            forward = report.calls(1)
+            losses = [op for site in report.ported if not site.path for op in site.maybe]  # of the model itself
+            forward = report.calls(1) | dict.fromkeys(losses, 1)
             both = forward | {f"{op}_backward": n for op, n in forward.items()}
             calls += _calls("gradients", traced.calls, both)
             fallbacks += traced.fallbacks
