@@ -89,7 +89,7 @@ FAMILY = {op: registry.family_of(registry.primitive(op)).name for op in OPS}
 @pytest.mark.timeout(1800)
 @pytest.mark.alternate("device", "half")
 @pytest.mark.parametrize("half", (0, 1))
-@pytest.mark.parametrize(("family", "device"), itertools.product(sorted({*FAMILY.values()}), ("mi300x", "mi355x")))
+@pytest.mark.parametrize(("family", "device"), [*itertools.product(sorted({*FAMILY.values()}), ("mi300x", "mi355x"))])
 def test_every_op_on_the_simulated_device(family: str, device: str, half: int) -> None:
     """MI300X: each case in one dtype, another each week. MI355X: all in bfloat16. CI takes half of the cases of one of
     both each week: rows of ferryman.yaml run every op in every dtype there, but for HIP's on the MI355X. A family's ops
