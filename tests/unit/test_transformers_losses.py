@@ -166,6 +166,26 @@ def test_a_loss_that_only_looks_alike_stays(alike: Any) -> None:
     assert model.loss_function is alike
 
 
+def test_a_callable_object_stays() -> None:
+    """It may have numbers that change, and may be no key of a dictionary."""
+
+    class Scaled:
+        __hash__ = None  # type: ignore[assignment]
+        scale = 1.0
+
+        def __call__(
+            self, logits: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, ignore_index: int = -100
+        ) -> Tensor:
+            masked = transformers.loss.loss_utils.ForMaskedLMLoss
+            return self.scale * masked(logits, labels, vocab_size, num_items_in_batch, ignore_index)
+
+    model, loss = llama(), Scaled()
+    model.loss_function = loss
+    ferryman.port(model)
+    loss.scale = 3.0
+    assert model.loss_function is loss and "cross_entropy" not in passed(model)[2]
+
+
 def test_a_loss_that_is_set_before_or_after_is_kept() -> None:
     masked = transformers.loss.loss_utils.ForMaskedLMLoss
     assert transformers_losses.proven(masked) is False

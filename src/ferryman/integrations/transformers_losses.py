@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import math
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,14 +64,15 @@ def _served(logits: Tensor, target: Tensor, vocab_size: int) -> bool:
 
 
 def switch(model: nn.Module) -> list[tuple[str, Any]]:
-    """Set the loss of every module whose forward reads it and whose function is proven: [(path, what was set before, or
-    None)]. `restore` takes them back."""
+    """Set the loss of every module whose forward reads it and whose plain function is proven: [(path, what was set
+    before, or None)]. `restore` takes them back."""
     done = []
     for path, module in model.named_modules():
         if not _reads(type(module)):
             continue
         before = getattr(module, NAME)
-        shifted = None if isinstance(before, TokenLoss) else proven(before)
+        # what a callable object computes may change after it was proven
+        shifted = proven(before) if isinstance(before, types.FunctionType) else None
         if shifted is not None:
             done.append((path, module.__dict__.get(_KEPT)))
             setattr(module, NAME, TokenLoss(before, shifted))

@@ -48,3 +48,21 @@ def test_the_first_key_the_end_and_whether_there_are_holes(kind: str, interprete
         assert not seen or (first, past) == (seen[0], seen[-1] + 1)
         assert bool(whole) == (len(seen) == past - first)
     assert {whole for *_, whole, _ in known} == {0, 1}, "some have holes, some have none"
+
+
+def test_a_mask_of_keys_in_any_form_is_a_row_for_each_sequence() -> None:
+    from ferryman.ops.attention.hopper_kernels import _key_mask
+
+    mask = masks()
+    wide = mask.expand(7, 4, 30, KEYS)
+    apart = mask[:, 0, 0].t().contiguous().t()[:, None, None]  # whose keys are not side by side
+    for given, wanted in (
+        (mask, mask),
+        (wide, mask),
+        (apart, mask),
+        (mask[2, 0, 0], mask[2:3]),
+        (mask[2:3], mask[2:3]),
+    ):
+        rows = _key_mask(given, 7)
+        assert rows.dtype == torch.uint8 and rows.shape == (7, 1, 1, KEYS) and rows.stride(3) == 1
+        assert torch.equal(rows.bool(), wanted.expand(7, 1, 1, KEYS))

@@ -45,9 +45,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
-from ferryman.ops.attention import key_mask_kernels
 from ferryman.ops.attention.arguments import hiding
 from ferryman.ops.attention.hopper_tile_kernels import described
+from ferryman.ops.attention.key_mask_kernels import FACTS, keys_of_mask
 from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
 _LN2 = gl.constexpr(0.6931471805599453)
@@ -57,9 +57,8 @@ WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
 STAGES = gl.constexpr(2)
-_SPILLS = 32  # bytes of a thread, once for each tile
+_SPILLS = 32  # bytes of a thread, as the kernels that read a mask beside 128 columns have them
 _GIVEN, _OF_MASK = gl.constexpr(1), gl.constexpr(2)  # key ranges, as they are given and by `keys_of_mask`; 0: none
-FACTS = gl.constexpr(key_mask_kernels.FACTS)
 
 
 @triton.constexpr_function
@@ -956,7 +955,7 @@ def attention(
     own = None if mask is None or mask.dtype != torch.bool else _key_mask(mask, batch)
     biased = mask is not None and own is None
     bias = _bias(mask) if mask is not None and own is None else q
-    ranges = key_range if own is None else key_mask_kernels.keys_of_mask(own, key_range, batch)
+    ranges = key_range if own is None else keys_of_mask(own, key_range, batch)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for K
     # and V (B16 H32 S1024 D64: 227 us, in groups 210).

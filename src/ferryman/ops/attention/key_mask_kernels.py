@@ -9,7 +9,7 @@ import triton.language as tl
 from ferryman.backends.triton import launch
 from ferryman.ops.attention.tile_kernels import _sequence, _wide
 
-FACTS = 8  # int32 for each sequence, of which five are used
+FACTS = tl.constexpr(8)  # int32 for each sequence, of which five are used
 _BLOCK = 4096
 
 
@@ -33,7 +33,7 @@ def attention_keys_of_mask(
         counts += seen.to(tl.int32)
     past = tl.max(ends, 0)
     first = tl.minimum(tl.min(firsts, 0), past)
-    facts += _wide(batch) * 8
+    facts += _wide(batch) * FACTS
     tl.store(facts, first)
     tl.store(facts + 1, past)
     tl.store(facts + 2, end)
@@ -43,7 +43,7 @@ def attention_keys_of_mask(
 
 def keys_of_mask(mask: torch.Tensor, key_range: torch.Tensor | None, batch: int) -> torch.Tensor:
     """`attention_keys_of_mask`'s facts (batch, FACTS). mask: uint8 (batch, 1, 1, Sk), by its strides."""
-    facts = torch.empty((batch, FACTS), dtype=torch.int32, device=mask.device)
+    facts = torch.empty((batch, FACTS.value), dtype=torch.int32, device=mask.device)
     launch(
         attention_keys_of_mask,
         (batch,),

@@ -146,7 +146,7 @@ def _at_most(kind: str) -> Clause:
 # Hopper's kernel has sinks, float masks and what hides keys, too, and leaves little work alone to smaller tiles.
 _HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _MASK_OF_HOPPER)
 _LESS_THAN_HOPPERS = either(unless(_HOPPERS), _at_most("hopper"))
-_ON_HOPPER = both(feature("wgmma"), _HOPPERS)
+_SERVED_BY_HOPPER = both(feature("wgmma"), _HOPPERS)
 _RANGE_OF_MUCH = (_RANGED, unless(_at_most("hopper")))
 _NARROW = threshold(
     "attention.flex.narrow", "head size", ("q.shape",), _width, most=True
@@ -156,9 +156,9 @@ _NARROW = threshold(
 _LITTLE_WORK = (
     _TILES,
     either(
-        both(_RANGED, either(unless(_ON_HOPPER), _at_most("hopper"))),
+        both(_RANGED, either(unless(_SERVED_BY_HOPPER), _at_most("hopper"))),
         both(_CAPPED, either(_NARROW, threshold("attention.flex.products", *_PRODUCTS, most=True))),
-        both(_WINDOWED, _ON_HOPPER, _at_most("hopper")),
+        both(_WINDOWED, _SERVED_BY_HOPPER, _at_most("hopper")),
         both(_SINKS, _LESS_THAN_HOPPERS, _at_most("sinks")),
         both(_BIASED, _LESS_THAN_HOPPERS, _at_most("biased")),
         both(
@@ -176,7 +176,7 @@ _MUCH_TO_SKIP = (
     _TILES,
     unless(_NARROW),
     threshold("attention.flex.products", *_PRODUCTS),
-    either(both(_RANGED, unless(_ON_HOPPER)), _CAPPED),
+    either(both(_RANGED, unless(_SERVED_BY_HOPPER)), _CAPPED),
 )
 _MASKED_ROWS = (
     _MASKED,
