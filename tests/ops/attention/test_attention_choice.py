@@ -45,7 +45,7 @@ OP = registry.primitive("attention")
         ("B6 H8/8 Q216 K216 D160 padding", "torch.cudnn", "profile"),
         # a mask of keys, which Hopper's kernel reads where it has holes
         ("B2 H16/16 Q1260 K1260 D64 keys", "triton.hopper", "profile"),
-        ("B2 H16/16 Q1260 K1260 D64 padding", "torch.cudnn", "profile"),
+        ("B2 H16/16 Q1260 K1260 D64 padding", "triton.hopper", "profile"),
         ("B4 H4/4 Q150 K150 D64 keys", "triton.tiled", "menu"),
         # a window, of which little work is left to smaller tiles
         ("B1 H8/8 Q400 K400 D64 causal window128", "triton.tiled", "menu"),

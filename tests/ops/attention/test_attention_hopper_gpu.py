@@ -33,10 +33,10 @@ def target() -> Any:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, target: Any) -> list[str]:
     """The names of the forward kernels that were launched, in order."""
-    from ferryman.ops.attention import hopper_kernels, key_mask_kernels, triton_kernels
+    from ferryman.ops.attention import hopper_kernels, key_mask_kernels, pair_mask_kernels, triton_kernels
 
     names: list[str] = []
-    for module in (hopper_kernels, key_mask_kernels, triton_kernels):
+    for module in (hopper_kernels, key_mask_kernels, pair_mask_kernels, triton_kernels):
         launch = module.launch
 
         def note(kernel: Any, *args: Any, _launch: Any = launch, **meta: Any) -> None:
@@ -295,6 +295,68 @@ def test_a_mask_of_keys_within_the_bounds_of_float64(
     assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
 
 
+def pair_masks(shape: tuple[int, int], queries: int, keys: int) -> Tensor:
+    """(1 or B, 1 or H, Sq, Sk): at random, as padding on the left of a causal mask, by documents, and nothing at all;
+    of one sequence, whole documents."""
+    make = torch.Generator(device=GPU).manual_seed(queries + keys)
+    i, j = (torch.arange(n, device=GPU) for n in (queries, keys))
+    documents = (i[:, None] // 150) == (j[None, :] // 150)
+    rows = [
+        torch.rand(queries, keys, device=GPU, generator=make) < 0.5,
+        (j >= 137)[None, :] & (j[None, :] <= i[:, None] + (keys - queries)),
+        documents,
+        torch.zeros_like(documents),
+    ]
+    masks = torch.stack(rows if shape[0] == 4 else rows[2:3])[:, None]
+    if shape[1] == 1:
+        return masks
+    return masks & (torch.rand(1, shape[1], 1, keys, device=GPU, generator=make) < 0.9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (1, 4), (4, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal", "window", "chunk", "ranged"),
+    [
+        (700, 700, False, None, None, False),
+        (333, 1500, True, None, None, True),
+        (129, 515, True, 150, None, False),
+        (1111, 1024, True, None, 200, True),
+    ],
+)
+def test_a_mask_of_pairs_within_the_bounds_of_float64(
+    ran: list[str],
+    target: Any,
+    queries: int,
+    keys: int,
+    causal: bool,
+    window: int | None,
+    chunk: int | None,
+    ranged: bool,
+    shape: tuple[int, int],
+    dim: int,
+    dtype: torch.dtype,
+) -> None:
+    q, k, v = operands(4, 4, 2, queries, keys, dim, dtype)
+    mask = pair_masks(shape, queries, keys)
+    ranges = [(0, keys), (130, keys), (7, keys - 200), (50, 50)]
+    key_range = torch.tensor(ranges, dtype=torch.int32, device=GPU) if ranged else None
+    options = (causal, None, window, 0.0, mask, None, key_range, chunk, 0.0, None, target)
+    out, lse = attention(q, k, v, *options)
+    assert ran == ["attention_bits_of_mask", "attention_mask_lists", "attention_forward_hopper"]
+    judge(q, k, v, causal, out, lse, key_range=key_range, window=window, chunk=chunk, key_mask=mask)
+    if shape[0] == 4:
+        assert (out[3] == 0).all() and (lse[3] == -math.inf).all()
+    again = attention(q, k, v, *options)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+    sinks = torch.tensor([0.5, -1.0, -math.inf, 3.0], device=GPU)
+    _, with_sinks = attention(q, k, v, *options[:5], sinks, *options[6:])
+    want = torch.logaddexp(lse.double(), sinks.double()[None, :, None])
+    seen = want > -math.inf
+    assert ((with_sinks.double() - want)[seen].abs() <= 8 * U32 * (1 + want[seen].abs())).all()
+
+
 @pytest.mark.parametrize("form", ["keys", "one sequence", "expanded"])
 def test_every_form_of_a_mask_of_keys(ran: list[str], target: Any, form: str) -> None:
     q, k, v = operands(3, 4, 2, 300, 444, 64, torch.bfloat16)
@@ -357,7 +419,6 @@ def refused() -> dict[str, tuple[dict[str, Any], str]]:
     return {
         "a window to both sides": ({"window": 100, "causal": False}, "bf16"),
         "softcap": ({"softcap": 20.0}, "bf16"),
-        "a bool mask of pairs": ({"mask": True}, "bf16"),
         "negative scale": ({"scale": -0.1}, "bf16"),
         "float32": ({}, "f32"),
         "D80": ({}, "d80"),
@@ -370,9 +431,8 @@ def test_the_plain_kernel_serves_the_rest(ran: list[str], target: Any, why: str)
     options, kind = refused()[why]
     dtype, dim = torch.float32 if kind == "f32" else torch.bfloat16, 80 if kind == "d80" else 64
     q, k, v = operands(2, 4, 2, 40 if kind == "few" else 256, 256, dim, dtype)
-    mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if options.get("mask") else None
     window, cap, causal = options.get("window"), options.get("softcap", 0.0), options.get("causal", True)
-    out, lse = attention(q, k, v, causal, options.get("scale"), window, cap, mask, target)
+    out, lse = attention(q, k, v, causal, options.get("scale"), window, cap, None, target)
     assert ran == ["attention_forward"]
     assert out.isfinite().all() and lse.isfinite().all()
 
@@ -422,7 +482,7 @@ def test_graph_capture_and_other_threads_stream(ran: list[str], target: Any) -> 
 def test_a_replay_of_many_calls_reads_other_masks_and_ranges(target: Any) -> None:
     """From the 64th call on the launches are repeated without the launcher."""
     q, k, v = operands(2, 8, 2, 200, 700, 64, torch.bfloat16)
-    masks = [key_masks(700)[i : i + 2] for i in (0, 2, 3, 4)]
+    masks = [*(key_masks(700)[i : i + 2] for i in (0, 2, 3, 4)), *pair_masks((4, 1), 200, 700).split(2)]
     ranges = [torch.tensor(r, dtype=torch.int32, device=GPU) for r in (((0, 700), (5, 300)), ((129, 700), (50, 50)))]
     given: list[dict[str, Any]] = [*({"mask": m} for m in masks), *({"key_range": r} for r in ranges)]
     with ferryman.use(attention="triton.hopper"), torch.no_grad():

@@ -75,7 +75,16 @@ def _captured_and_replayed(line: str, queries: int, keys: int) -> None:
     assert bool((wanted[2][0] == 0).all()) and bool((wanted[2][1] == -math.inf).all())
 
 
-@pytest.mark.parametrize(("line", "queries"), [("triton.masked", 300), ("triton.masked_decode", 1)])
+HOPPER = pytest.param(
+    "triton.hopper",
+    300,
+    marks=pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper"
+    ),
+)
+
+
+@pytest.mark.parametrize(("line", "queries"), [("triton.masked", 300), ("triton.masked_decode", 1), HOPPER])
 def test_it_is_captured_once_and_replayed_with_other_masks(line: str, queries: int) -> None:
     _captured_and_replayed(line, queries, 1111)
 

@@ -162,8 +162,7 @@ _MASK_ALIKE = Clause(
 
 
 _MASK_OF_HOPPER = Clause(
-    "no mask, a bool one that is the same for all heads and queries, or a float one of q's dtype with a row for each "
-    "query and a column for each key",
+    "no mask, a bool one, or a float one of q's dtype with a row for each query and a column for each key",
     ("q.dtype", "q.shape[2]", "k.shape[2]", "mask.dtype", "mask.shape", "mask.stride"),
     lambda view: _mask_facts(view.args["q"], view.args["k"], view.args["mask"]),
     lambda m: m is None or all(m),
@@ -171,13 +170,10 @@ _MASK_OF_HOPPER = Clause(
 
 
 def _mask_facts(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> tuple[bool, ...] | None:
-    """(bool; a column for each key; one row for all queries, and all heads), or (q's dtype, a row for each query, none
-    of them the same, a column for each key)."""
-    if mask is None:
+    """(q's dtype, a row for each query, none of them the same, a column for each key) of a float mask."""
+    if mask is None or mask.dtype == torch.bool:
         return None
     columns = mask.dim() > 0 and mask.shape[-1] == k.shape[2]
-    if mask.dtype == torch.bool:
-        return True, columns, all(mask.dim() < -d or mask.shape[d] == 1 or mask.stride(d) == 0 for d in (-2, -3))
     rows = mask.dim() > 1 and mask.shape[-2] == q.shape[2]
     return mask.dtype == q.dtype, rows, rows and mask.stride(-2) != 0, columns
 

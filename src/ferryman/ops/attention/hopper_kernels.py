@@ -9,7 +9,8 @@ Same meaning and rounding points as ``triton_kernels.attention_forward``, which 
 
 Tiles of keys begin with the first key that a sequence has or its mask leaves, where a copy by TMA may begin as well; of
 a float mask only at 16-byte steps of a row. A bool mask of keys is read in blocks at an end, and in all blocks of a
-sequence that has holes. A window and chunks end the blocks early; those that they cut are masked.
+sequence that has holes. A window and chunks end the blocks early; those that they cut are masked. Of any other bool
+mask, kernels before list the blocks that a tile of queries sees, and say in bits which pairs see each other.
 
 A float mask comes as tiles of 64 rows, one for each warpgroup, through a ring of its own. At D128 shared memory has
 room for one such tile and for one tile of Q, where there are two else.
@@ -48,6 +49,7 @@ from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.arguments import hiding
 from ferryman.ops.attention.hopper_tile_kernels import described
 from ferryman.ops.attention.key_mask_kernels import FACTS, keys_of_mask
+from ferryman.ops.attention.pair_mask_kernels import ROWS, WORDS, tiles_of_mask
 from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
 _LN2 = gl.constexpr(0.6931471805599453)
@@ -58,7 +60,9 @@ BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
 STAGES = gl.constexpr(2)
 _SPILLS = 32  # bytes of a thread, as the kernels that read a mask beside 128 columns have them
-_GIVEN, _OF_MASK = gl.constexpr(1), gl.constexpr(2)  # key ranges, as they are given and by `keys_of_mask`; 0: none
+# key ranges, as they are given and by `keys_of_mask`; blocks by `tiles_of_mask`; 0: neither
+_GIVEN, _OF_MASK, _LISTED = gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
+_BITS = gl.constexpr(ROWS.value * WORDS.value)  # words of a block's bits
 
 
 @triton.constexpr_function
@@ -95,6 +99,8 @@ def _place(
     key_range,
     window,
     chunk,
+    mask_batch,
+    mask_step,
     CAUSAL: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     RANGE: gl.constexpr,
@@ -102,7 +108,8 @@ def _place(
 ):
     """(first query row, head of the batch; of blocks of keys the first that some row sees, the first that all see, the
     end of those, and of those that some row sees; the key that blocks and positions are counted from; how many keys
-    there are from it on; query 0's position; and `_first_of_span`'s ``shifted`` and ``least``)."""
+    there are from it on; query 0's position; and `_first_of_span`'s ``shifted`` and ``least``). Of listed blocks the
+    whole ones count as seen by all, and the table stands for the key."""
     group_size = heads_together * num_tiles
     head_first = (index // group_size) * heads_together
     count = gl.minimum(heads_together, batch_heads - head_first)
@@ -131,6 +138,11 @@ def _place(
     shift = end - num_queries - origin
     blocks = gl.cdiv(num_keys, BLOCK_N)
     full = num_keys // BLOCK_N
+    if RANGE == _LISTED:
+        tile = num_tiles - 1 - tile  # longest first, as most masks have it
+        origin = head // num_heads * mask_batch + head % num_heads * mask_step + tile
+        full = gl.load(key_range + 2 * origin + 1)
+        blocks = gl.load(key_range + 2 * origin) + full
     if RANGE > 0:
         blocks = gl.maximum(blocks, 1)
     if CAUSAL:
@@ -148,6 +160,28 @@ def _place(
     if RANGE == _OF_MASK:
         full = gl.where(gl.load(of_batch + 3) != 0, full, 0)  # a block may have holes
     return tile * BLOCK_M, head, low, full_low, full, blocks, origin, num_keys, shift, shifted, least
+
+
+@gluon.jit
+def _block(lists, index, full, num_keys):
+    """The number of a tile's block by its index: those that are seen whole come first. Of a tile that sees nothing,
+    whose list is empty, any block."""
+    blocks = gl.cdiv(num_keys, BLOCK_N)
+    number = gl.load(lists + gl.where(index < full, blocks + index, index - full))
+    return gl.minimum(gl.maximum(number, 0), blocks - 1)
+
+
+@gluon.jit
+def _seen_by_bits(bits, scores):
+    """Which of the 64 queries and 128 keys of scores see each other. A thread's columns differ by constants: its own
+    part, two bits, is shifted out of the words first, so that each column is an immediate."""
+    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout))[None, :]
+    rows = gl.arange(0, 64, gl.SliceLayout(1, scores.type.layout))
+    word = gl.load(bits + rows)[:, None] >> (columns & 6)
+    for n in gl.static_range(1, WORDS):
+        next_word = gl.load(bits + n * ROWS + rows)[:, None] >> (columns & 6)
+        word = gl.where(columns >= 32 * n, next_word, word)
+    return (word & (1 << (columns & 25))) != 0
 
 
 @gluon.jit
@@ -177,7 +211,9 @@ def _softmax_block(
         gl.thread_barrier()  # access that they are in order with; now all of the warpgroup have read it
         mbarrier.arrive(bias_empty)
         to_base_2 = _LOG2E.value
-    if EDGE:
+    if EDGE and RANGE == _LISTED:
+        scores = gl.where(_seen_by_bits(key_mask, scores), scores, float("-inf"))
+    elif EDGE:
         layout: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
         keys = first_key + gl.arange(0, scores.shape[1], layout)
         inside = keys < num_keys
@@ -267,6 +303,8 @@ def _consume_blocks(
     position,
     first_seen,
     num_keys,
+    full,
+    lists,
     key_mask,
     stride_mask_n,
     score_scale,
@@ -302,6 +340,9 @@ def _consume_blocks(
             _named_barrier("arrive", 8 + (WORKER + 1) % WORKERS)
         mbarrier.arrive(k_empty.index(step % STAGES))
         bias_slot = _bias_slot(bias_full, step, WORKER, HEAD_DIM, HAS_BIAS)
+        own_mask = key_mask
+        if EDGE and RANGE == _LISTED:
+            own_mask += _block(lists, block, full, num_keys) * _BITS
         p, row_max, decay = _softmax_block(
             scores,
             row_max,
@@ -312,7 +353,7 @@ def _consume_blocks(
             score_scale,
             bias_ring.index(bias_slot),
             bias_empty.index(bias_slot),
-            key_mask,
+            own_mask,
             stride_mask_n,
             CAUSAL,
             HAS_BIAS,
@@ -379,6 +420,7 @@ def _consume(
         key_range,
         window,
         chunk,
+        lists,
         key_mask,
         stride_mask_b,
         stride_mask_n,
@@ -412,6 +454,8 @@ def _consume(
                 key_range,
                 window,
                 chunk,
+                stride_mask_b,
+                stride_mask_n,
                 CAUSAL,
                 HAS_BIAS,
                 RANGE,
@@ -423,8 +467,14 @@ def _consume(
             if HAS_SPAN:
                 first_seen = _first_of_span(position, window, chunk, shifted, least)
             own_mask = key_mask
+            own_lists = lists
             if RANGE == _OF_MASK:
                 own_mask += (head // num_heads).to(gl.int64) * stride_mask_b + origin.to(gl.int64) * stride_mask_n
+            first_mask = own_mask
+            if RANGE == _LISTED:
+                own_lists += origin.to(gl.int64) * (2 * gl.cdiv(num_keys, BLOCK_N))
+                own_mask += origin.to(gl.int64) * gl.cdiv(num_keys, BLOCK_N) * _BITS + 64 * WORKER
+                first_mask = own_mask + _block(own_lists, blocks - 1, full, num_keys) * _BITS
             acc = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
             row_max = gl.full([64], float("-inf"), gl.float32, row_layout)
             q_slot = turn % Q_RINGS * WORKERS + WORKER
@@ -448,7 +498,7 @@ def _consume(
                 score_scale,
                 bias_ring.index(bias_slot),
                 bias_empty.index(bias_slot),
-                own_mask,
+                first_mask,
                 stride_mask_n,
                 CAUSAL,
                 HAS_BIAS,
@@ -485,6 +535,8 @@ def _consume(
                 position,
                 first_seen,
                 own_keys,
+                full,
+                own_lists,
                 own_mask,
                 stride_mask_n,
                 score_scale,
@@ -518,6 +570,8 @@ def _consume(
                 position,
                 first_seen,
                 own_keys,
+                full,
+                own_lists,
                 own_mask,
                 stride_mask_n,
                 score_scale,
@@ -552,6 +606,8 @@ def _consume(
                     position,
                     first_seen,
                     own_keys,
+                    full,
+                    own_lists,
                     own_mask,
                     stride_mask_n,
                     score_scale,
@@ -638,6 +694,9 @@ def _produce(
         key_range,
         window,
         chunk,
+        lists,
+        stride_mask_b,
+        stride_mask_n,
     ) = arguments
     RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
     dtype: gl.constexpr = q_ring.dtype
@@ -652,7 +711,7 @@ def _produce(
         if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
             index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
-            row, head, low, _, _, blocks, origin, _, _, _, _ = _place(
+            row, head, low, _, full, blocks, origin, _, _, _, _ = _place(
                 index,
                 num_tiles,
                 batch_heads,
@@ -663,6 +722,8 @@ def _produce(
                 key_range,
                 window,
                 chunk,
+                stride_mask_b,
+                stride_mask_n,
                 CAUSAL,
                 HAS_BIAS,
                 RANGE,
@@ -672,6 +733,9 @@ def _produce(
             kv_head = head % num_heads // group
             for block in range(blocks - 1, low - 1, -1):
                 key = origin + block * BLOCK_N
+                if RANGE == _LISTED:
+                    own_lists = lists + origin.to(gl.int64) * (2 * gl.cdiv(num_keys, BLOCK_N))
+                    key = _block(own_lists, block, full, num_keys) * BLOCK_N
                 slot = step % STAGES
                 free = (step // STAGES) & 1 ^ 1
                 mbarrier.wait(k_empty.index(slot), free)
@@ -737,6 +801,7 @@ def attention_forward_hopper(
     sinks,
     bias,
     key_range,
+    lists,
     key_mask,
     stride_qb,
     stride_qh,
@@ -777,8 +842,10 @@ def attention_forward_hopper(
     """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), bias (1 or B, 1 or H,
     Sq, Sk), which is added to the scaled scores, and key_range, else anything; score_scale is above 0, in base 2
     without bias. RANGE: key_range is (B, 2), or what `keys_of_mask` makes of it and of key_mask, uint8 (B, Sk). Tiles
-    of keys begin with the first key that is seen, where a copy may begin as well. HAS_SPAN: a window or chunks (the
-    other 0), which only causal attention has here, or a key range beside bias.
+    of keys begin with the first key that is seen, where a copy may begin as well. Or, of any bool mask, the lengths,
+    lists and bits (key_mask) of `tiles_of_mask`, which say all that is hidden, with how many tables further the next
+    sequence's (stride_mask_b) and the next head's (stride_mask_n) are. HAS_SPAN: a window or chunks (the other 0),
+    which only causal attention has here, or a key range beside bias.
 
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
     """
@@ -843,6 +910,7 @@ def attention_forward_hopper(
         key_range,
         window,
         chunk,
+        lists,
         key_mask,
         stride_mask_b,
         stride_mask_n,
@@ -877,6 +945,9 @@ def attention_forward_hopper(
         key_range,
         window,
         chunk,
+        lists,
+        stride_mask_b,
+        stride_mask_n,
     )
     # A name would make tensors of the constants.
     gl.warp_specialize(
@@ -923,6 +994,12 @@ def _bias(mask: torch.Tensor) -> torch.Tensor:
     return rows.copy_(bias)
 
 
+def of_keys(mask: torch.Tensor, keys: int) -> bool:
+    """Whether a bool mask has a column for each key, and one row for all queries and heads."""
+    alike = all(mask.dim() < -d or mask.shape[d] == 1 or mask.stride(d) == 0 for d in (-2, -3))
+    return alike and mask.dim() > 0 and mask.shape[-1] == keys
+
+
 def _key_mask(mask: torch.Tensor, batch: int) -> torch.Tensor:
     """A bool mask of keys alone as uint8 (batch, 1, 1, Sk), whose keys lie side by side."""
     mask = mask.view(torch.uint8)[(None,) * (4 - mask.dim())][:, :1, :1]
@@ -952,10 +1029,18 @@ def attention(
         return out.transpose(1, 2), lse
     window, chunk = hiding(q, k, causal, window, key_range, chunk)
     q, k, v = operand(q), operand(k), operand(v)
-    own = None if mask is None or mask.dtype != torch.bool else _key_mask(mask, batch)
-    biased = mask is not None and own is None
-    bias = _bias(mask) if mask is not None and own is None else q
-    ranges = key_range if own is None else keys_of_mask(own, key_range, batch)
+    biased = mask is not None and mask.dtype != torch.bool
+    bias = _bias(mask) if mask is not None and biased else q
+    kind, ranges, lists, own, apart, step = 0, lse, lse, q, 0, 0
+    if mask is not None and not biased and not of_keys(mask, keys):
+        kind, shape = _LISTED.value, (batch, heads, queries, keys)
+        own, lists, ranges, apart, step = tiles_of_mask(mask, key_range, shape, causal, window, chunk)
+        causal, window, chunk = False, None, None
+    elif mask is not None and not biased:
+        kind, own = _OF_MASK.value, _key_mask(mask, batch)
+        ranges, apart, step = keys_of_mask(own, key_range, batch), own.stride(0), own.stride(3)
+    elif key_range is not None:
+        kind, ranges = _GIVEN.value, key_range.contiguous()
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for K
     # and V (B16 H32 S1024 D64: 227 us, in groups 210).
@@ -973,14 +1058,16 @@ def attention(
         lse,
         lse if sinks is None else sinks.contiguous(),
         bias,
-        lse if ranges is None else ranges.contiguous(),
-        q if own is None else own,
+        ranges,
+        lists,
+        own,
         *_strides(q),
         *_strides(k),
         *_strides(v),
         *_strides(out.transpose(1, 2)),
         *_strides(bias),
-        *((0, 0) if own is None else (own.stride(0), own.stride(3))),
+        apart,
+        step,
         heads,
         kv_heads,
         heads // kv_heads,
@@ -998,7 +1085,7 @@ def attention(
         CAUSAL=causal,
         HAS_SINKS=sinks is not None,
         HAS_BIAS=biased,
-        RANGE=0 if ranges is None else (_GIVEN if own is None else _OF_MASK).value,
+        RANGE=kind,
         HAS_SPAN=window is not None or chunk is not None or (biased and key_range is not None),
         num_warps=4,
     )
@@ -1011,7 +1098,7 @@ def runs_on(target: Target) -> bool:
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
     """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both; with a key
-    range or a mask of keys; and causal ones in a window, without and with sinks."""
+    range or a mask of keys; causal ones in a window, without and with sinks; and with a mask of pairs, likewise."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -1030,7 +1117,11 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     ranged = [(*f[:9], ranges, *f[10:]) for f in plain]
     spans = [(*f[:5], 512, *f[6:]) for f in (*plain, *sunk[: len(plain)]) if f[3]]
     masked = [(*f[:7], torch.empty((2, 1, 1, 4096), dtype=torch.bool, device="meta"), *f[8:]) for f in plain]
-    every = (*plain, *biased, *sunk, *ranged, *spans, *masked)
+    pairs = [
+        (*f[:7], torch.empty((f[0].shape[2], f[1].shape[2]), dtype=torch.bool, device="meta"), *f[8:])
+        for f in (*plain, *sunk[: len(plain)])
+    ]
+    every = (*plain, *biased, *sunk, *ranged, *spans, *masked, *pairs)
     made = recorded([functools.partial(attention, *(*form, target)) for form in every])
     return [replace(one, spills_allowed=_SPILLS) if _wide(one) else one for one in made]
 

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
-from ferryman.backends.triton_lang import exp, narrow, normal, sigmoid, tanh, widen
+from ferryman.backends.triton_lang import (
+    exp,
+    narrow,
+    normal,
+    normal_of_half,
+    sigmoid,
+    sigmoid_of_half,
+    tanh,
+    widen,
+)
 from ferryman.backends.triton_rows import collapse_rows, lanes
 
 _KINDS = {
@@ -28,26 +37,44 @@ _SLOPES = {"leaky_relu": 0.01, "elu": 1.0}
 
 
 @triton.jit
+def _sigmoid(z, EXACT: tl.constexpr):
+    if EXACT:
+        s, rest = sigmoid(z)
+    else:
+        s, rest = sigmoid_of_half(z)
+    return s, rest
+
+
+@triton.jit
+def _normal(z, EXACT: tl.constexpr):
+    if EXACT:
+        factor, density = normal(z)
+    else:
+        factor, density = normal_of_half(z)
+    return factor, density
+
+
+@triton.jit
 def _logistic(z, KIND: tl.constexpr, EXACT: tl.constexpr):
     """(F, dF/dz) where the activation is z F(z): gelu_tanh, quick_gelu, silu."""
     if KIND == 1:
         # 0.5 (1 + tanh a) = sigmoid(2 a), a = sqrt(2 / pi) (z + 0.044715 z^3)
         square = z * z
-        s, rest = sigmoid(1.5957691216057308 * z * (1.0 + 0.044715 * square), EXACT)
+        s, rest = _sigmoid(1.5957691216057308 * z * (1.0 + 0.044715 * square), EXACT)
         # past 1e4 the slope is 0 on both sides, and the square must not become infinite: 0 * inf
         bounded = tl.minimum(square, 1e8)
         return s, s * rest * (1.5957691216057308 + 0.21406448696540377 * bounded)
     if KIND == 2:
-        s, rest = sigmoid(1.702 * z, EXACT)
+        s, rest = _sigmoid(1.702 * z, EXACT)
         return s, 1.702 * (s * rest)
-    s, rest = sigmoid(z, EXACT)
+    s, rest = _sigmoid(z, EXACT)
     return s, s * rest
 
 
 @triton.jit
 def _activated(z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
     if KIND == 0:
-        factor, _ = normal(z, EXACT)
+        factor, _ = _normal(z, EXACT)
         return z * factor
     if KIND <= 3:
         factor, _ = _logistic(z, KIND, EXACT)
@@ -64,7 +91,7 @@ def _activated(z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
     if KIND == 8:
         return tanh(z)
     if KIND == 9:
-        s, _ = sigmoid(z, EXACT)
+        s, _ = _sigmoid(z, EXACT)
         return s
     # a sixth after the product would leave float32
     inner = tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, 6.0, z + 3.0))
@@ -74,7 +101,7 @@ def _activated(z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
 @triton.jit
 def _gradient(d, z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
     if KIND == 0:
-        factor, slope = normal(z, EXACT)
+        factor, slope = _normal(z, EXACT)
         return d * (factor + z * slope)
     if KIND <= 3:
         factor, slope = _logistic(z, KIND, EXACT)
@@ -91,7 +118,7 @@ def _gradient(d, z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
         t = tanh(z)
         return d * (1.0 - t * t)
     if KIND == 9:
-        s, rest = sigmoid(z, EXACT)
+        s, rest = _sigmoid(z, EXACT)
         return d * (s * rest)
     return tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, d, d * (z * 0.3333333333333333 + 0.5)))
 

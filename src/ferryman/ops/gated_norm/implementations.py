@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import Clause, row_in_registers
+from ferryman.ops.clauses import Clause, View, one_of, row_in_registers, threshold
 from ferryman.ops.menu import Implementation, menu
 
 _OPS = "gated_rms_norm gated_rms_norm_backward"
+_MANY = 1 << 24
 MOST_COLUMNS = 4096  # of a padded group, beside whose gradients registers hold the weight's sums
+
+
+def _columns_of_many(view: View) -> int:
+    """Columns of a group; 0 of a small x, whose rows wait for no memory."""
+    x, size = view.args["x"], view.args["group_size"]
+    return 0 if x.numel() < _MANY else int(x.shape[-1] if size is None else size)
+
+
+# A gate that follows the norm is not held beside x, which L1 gives again.
+_READ_TWICE = (
+    one_of("norm_before_gate", True),
+    threshold(
+        "gated_rms_norm.long.columns",
+        f"columns of a group, of {_MANY} elements or more",
+        ("x.shape", "group_size"),
+        _columns_of_many,
+    ),
+)
 
 
 def _rows(op: str, fits: Clause) -> Implementation:
@@ -21,7 +40,10 @@ IMPLEMENTATIONS = menu(
         "gated_rms_norm_backward",
         row_in_registers("x", 4, size="group_size", beside=("gate", "grad"), most=MOST_COLUMNS),
     ),
-    Implementation(op=_OPS, name="triton.long", where="long_kernels", replayable=True, kin="rows"),
+    Implementation(
+        op="gated_rms_norm", name="triton.long", where="long_kernels", leads=_READ_TWICE, replayable=True, kin="rows"
+    ),
+    Implementation(op="gated_rms_norm_backward", name="triton.long", where="long_kernels", replayable=True, kin="rows"),
 )
 
 # What a lockfile of version 6 was measured with: the same kernels, launched alike, chosen in the launcher.

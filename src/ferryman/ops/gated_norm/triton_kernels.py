@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
-from ferryman.backends.triton_lang import inverse_root, narrow, sigmoid, widen
+from ferryman.backends.triton_lang import inverse_root, narrow, sigmoid, sigmoid_of_half, widen
 from ferryman.backends.triton_rows import collapse_rows, lanes, row_tile
 from ferryman.ops.gated_norm.calls_kernels import model_calls
 
@@ -24,7 +24,10 @@ from ferryman.ops.gated_norm.calls_kernels import model_calls
 @triton.jit
 def _act(z, SILU: tl.constexpr, EXACT: tl.constexpr):
     """(activation, slope) of a gate."""
-    s, rest = sigmoid(z, EXACT)
+    if EXACT:
+        s, rest = sigmoid(z)
+    else:
+        s, rest = sigmoid_of_half(z)
     if SILU:
         return z * s, s * (1.0 + z * rest)
     return s, s * rest

@@ -17,7 +17,7 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import INTERPRETED, narrow, normal, sigmoid, widen
 from ferryman.errors import Unsupported
-from ferryman.ops.moe_permute.torch_kernels import sorted_slots
+from ferryman.ops.moe_permute.order_kernels import slots_by_expert
 
 _KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "swiglu_oai": 3, "swiglu_oai_interleaved": 4}
 _ALPHA: tl.constexpr = tl.constexpr(1.702)
@@ -678,8 +678,7 @@ def moe_experts(
     (experts, width, inner), slots = down.shape, topk_ids.shape[1]
     if not x.numel() or not topk_ids.numel():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    _, order, ends = sorted_slots(topk_ids, experts)
-    order = order.int()
+    order, ends = slots_by_expert(topk_ids, experts)
     rows = len(order)
     hidden = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     bias = None if bias is None else bias.contiguous()
@@ -764,8 +763,7 @@ def moe_experts_backward(
             nothing(topk_weights, need_topk_weights),
             to_bias if bias is None else nothing(bias, need_bias),
         )
-    _, order, ends = sorted_slots(topk_ids, experts)
-    order = order.int()
+    order, ends = slots_by_expert(topk_ids, experts)
     bias = None if bias is None else bias.contiguous()
     tile = _narrow(_gradient_tile(target, x.element_size(), rows, experts), width)
     parts = triton.cdiv(inner, tile.n)

@@ -1,4 +1,4 @@
-"""Rows sorted by expert, and summed back, in Triton. Slots are sorted by PyTorch; a row is read and written once.
+"""Rows sorted by expert, and summed back, in Triton. Slots are counted; a row is read and written once.
 
 Limit: the rows' bytes. Sums are over a token's slots in their order, so that no atomics are needed.
 """
@@ -16,7 +16,8 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import narrow, widen
 from ferryman.backends.triton_rows import RowTile, row_tile
-from ferryman.ops.moe_permute.torch_kernels import places, sources
+from ferryman.ops.moe_permute.order_kernels import counted
+from ferryman.ops.moe_permute.torch_kernels import places
 
 PIECE = 4096  # elements of a row that a program takes at most
 
@@ -194,7 +195,11 @@ def _sums(y: Tensor, place: Tensor, weights: Tensor | None, shape: tuple[int, in
 
 
 def moe_permute(x: Tensor, topk_ids: Tensor, num_experts: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:
-    source, ends = sources(topk_ids, num_experts)
+    source, ends = (torch.empty(n, dtype=torch.int32, device=x.device) for n in (topk_ids.numel(), num_experts))
+    if topk_ids.numel():
+        counted(topk_ids, source, ends, True)
+    else:
+        ends.zero_()
     return _rows(x, source, None, None, (topk_ids.shape[0], topk_ids.shape[1]), target), ends, source
 
 
