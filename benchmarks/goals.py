@@ -227,7 +227,7 @@ def timed(
         row["memory"] = {c.name: _allocated(c.call_of(sets[0])) for c in known if c.skipped is None}
     return row | {
         "trials": {c.name: [t * 1e6 for t in c.trials] for c in (*known, *others) if c.trials},
-        "skipped": {c.name: (c.skipped or "not timed")[:200] for c in (*known, *others) if not c.trials},
+        "skipped": {c.name: (c.skipped or "not timed")[:1000] for c in (*known, *others) if not c.trials},
         "choice": select.select(op, sets[0], plan.profile, state.effective()).implementation.name,
         "noise": noise,
         "untrusted": untrusted,
@@ -337,7 +337,7 @@ def markdown(document: dict[str, Any]) -> str:
         ours = statistics.median(row["trials"].get(OURS, [math.nan]))
         pairs = [f for what in known[row["goal"]].reach if (f := beside(row, what)) is not None]
         ratio = ", ".join(f"{statistics.median(r):.2f} ({r[0]:.2f}-{r[-1]:.2f})" for _, r in pairs)
-        names = ", ".join(n for n, _ in pairs) or "; ".join(f"{n}: {why}" for n, why in row["skipped"].items())
+        names = ", ".join(n for n, _ in pairs) or "; ".join(f"{n}: {why[:200]}" for n, why in row["skipped"].items())
         noise = "" if row["noise"] is None else f"{row['noise']:.1%}"
         mark = " untrusted" if row["untrusted"] else ""
         lines.append(

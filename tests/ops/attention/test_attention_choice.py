@@ -46,6 +46,12 @@ OP = registry.primitive("attention")
         # a mask of keys, which Hopper's kernel reads where it has holes
         ("B2 H16/16 Q1260 K1260 D64 keys", "triton.hopper", "profile"),
         ("B2 H16/16 Q1260 K1260 D64 padding", "triton.hopper", "profile"),
+        ("B4 H32/8 Q2048 K2048 D128 mask", "triton.hopper", "profile"),
+        ("B2 H2/1 Q4056 K4056 D64 causal chunk256", "triton.tiled", "menu"),
+        ("B1 H16/4 Q10371 K10371 D128 causal chunk2048", "triton.hopper", "menu"),
+        ("B9 H32/8 Q439 K439 D112 causal sinks", "torch.cudnn", "profile"),
+        ("B5 H64/16 Q1 K7102 D72 causal", "triton.decode", "profile"),
+        ("B3 H16/4 Q1 K4228 D72 causal", "torch.cudnn_decode", "menu"),
         ("B4 H4/4 Q150 K150 D64 keys", "triton.tiled", "menu"),
         # a window, of which little work is left to smaller tiles
         ("B1 H8/8 Q400 K400 D64 causal window128", "triton.tiled", "menu"),

@@ -26,6 +26,7 @@ from ferryman.ops.clauses import (
     dtypes,
     either,
     feature,
+    multiple_of,
     not_multiple_of,
     threshold,
     unless,
@@ -64,7 +65,9 @@ def _tiles(view: View) -> int:
 
 
 def _products(view: View) -> int:
-    return int(view.args["q"].numel() * view.args["k"].shape[2])
+    """Of a query and the keys that its chunk has at most."""
+    keys, chunk = int(view.args["k"].shape[2]), view.args["chunk"]
+    return int(view.args["q"].numel()) * (keys if chunk is None else min(keys, chunk))
 
 
 def _seen_elements(view: View) -> int:
@@ -93,6 +96,16 @@ _READ_BY_CUDNN = (
     *_ALL_KEYS,
     absent("sinks"),
     either(
+        multiple_of("q.shape[-1]", 16),
+        threshold(
+            "attention.cudnn_decode.most",
+            "elements of k in the window",
+            ("k.shape", "window"),
+            _seen_elements,
+            most=True,
+        ),
+    ),
+    either(
         both(
             absent("mask"),
             not_multiple_of("q.shape[-1]", 16),
@@ -119,16 +132,19 @@ _RANGED = either(
 )
 _SINKS = Clause("sinks", ("sinks",), lambda view: view.args["sinks"] is not None, bool)
 _CAPPED = Clause("a soft cap", ("softcap",), lambda view: view.args["softcap"], lambda cap: cap > 0)
-_PRODUCTS = ("products (B H Sq Sk D)", ("q.shape", "k.shape"), _products)
+_PRODUCTS = ("products (B H Sq D, and Sk or a chunk)", ("q.shape", "k.shape", "chunk"), _products)
 
 
 def _reach(view: View) -> float:
-    """Keys that a query has before it: of a causal call in the mean, at most a window and half a tile."""
+    """Keys that a query has before it: of a causal call in the mean, at most a window, or the mean of a chunk, and half a
+    tile."""
     queries, keys = _rows_of(view)
     seen = float(keys)
     if view.args["causal"]:
         seen = keys - (queries - 1) / 2 if queries <= keys else keys * keys / (2 * queries)
-    window = view.args["window"]
+    window, chunk = view.args["window"], view.args["chunk"]
+    if chunk is not None:
+        seen = min(seen, (chunk / 2 if view.args["causal"] else chunk) + 32)
     return max(1.0, seen if window is None else min(seen, window + 32))
 
 
@@ -139,7 +155,7 @@ def _tile_products(view: View) -> float:
 
 
 def _at_most(kind: str) -> Clause:
-    facts = ("q.shape", "k.shape", "causal", "window")
+    facts = ("q.shape", "k.shape", "causal", "window", "chunk")
     return threshold(f"attention.tiled.{kind}", "products of tiles that are seen", facts, _tile_products, most=True)
 
 

@@ -99,7 +99,7 @@ def _permute_cases() -> Sequence[Case]:
         "one_expert": _permute(7, 1, 2, 40),
         "one_slot": _permute(7, 4, 1, 40),
         "many_slots": _permute(3, 67, 41, 24),
-        "many_tokens": _permute(1030, 70, 4, 3, "hostile_ids"),
+        "many_tokens": _permute(1030, 5, 4, 1, "hostile_ids"),
         "idle_experts": _permute(11, 70, 2, 33, "even"),
         "ids_of_64_bits": _permute(9, 6, 3, 130, kind="int64"),
         "hostile_ids": _permute(41, 7, 3, 72, "hostile_ids"),
