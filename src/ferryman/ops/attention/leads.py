@@ -136,8 +136,8 @@ _PRODUCTS = ("products (B H Sq D, and Sk or a chunk)", ("q.shape", "k.shape", "c
 
 
 def _reach(view: View) -> float:
-    """Keys that a query has before it: of a causal call in the mean, at most a window, or the mean of a chunk, and half a
-    tile."""
+    """Keys that a query has before it: of a causal call in the mean; at most a window, or the mean of a chunk, and half
+    a tile."""
     queries, keys = _rows_of(view)
     seen = float(keys)
     if view.args["causal"]:
