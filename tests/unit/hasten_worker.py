@@ -86,6 +86,21 @@ def widths(x, y, out, N: tl.constexpr):
 
 
 @triton.jit
+def mixed(x, y, out, sums, N: tl.constexpr):
+    """Integers of two widths, as strides and places are: scalars, rows, columns and turned blocks. How they lie in
+    memory decides in which order floats that are made of them are summed."""
+    at, one = tl.arange(0, N), tl.load(y + 5)
+    a, b = tl.load(x + at), tl.load(y + at)
+    step = tl.load(x + 7).to(tl.int64) * tl.program_id(0) + tl.load(x + 1) - one
+    blocks = a[:, None] * b[None, :] - at[:, None].to(tl.int64) + step
+    turned = tl.trans(blocks.to(tl.int32)) * step + tl.broadcast_to(a[None, :], (N, N))
+    blocks += turned * one + (one - turned) * (at[:, None] < b[None, :]) + (step >= a)[:, None] * (a != one)[None, :]
+    tl.store(out + at[:, None] * N + at[None, :], blocks.to(tl.int64))
+    parts = (turned * a[:, None] + b[None, :]).to(tl.float32) * 0.1 + (turned - step).to(tl.float32) / 3
+    tl.store(sums + at, tl.sum(parts, 0) + tl.sum((blocks * step).to(tl.float32) * 1.7, 1))
+
+
+@triton.jit
 def below_zero(x, N: tl.constexpr):
     tl.store(x + tl.arange(0, N), (tl.arange(0, N).to(tl.uint32) + -1).to(tl.float32))
 
@@ -138,6 +153,9 @@ def whole() -> list[torch.Tensor]:
             a = torch.arange(N).mul(37).sub(90 if left.is_signed else 0).to(left)
             widths[(1,)](a, torch.arange(N).mul(11).to(right), out, N=N)
             outputs.append(out)
+            out, sums = torch.zeros(N, N, dtype=torch.int64), torch.zeros(N)
+            mixed[(2,)](a, torch.arange(N).mul(13).to(right), out, sums, N=N)
+            outputs += [out, sums]
     return outputs
 
 

@@ -31,6 +31,8 @@ _DIRECT: dict[str, tuple[str, frozenset[str], bool]] = {
     "equal": ("equal", _NUMBERS, True),
     "not_equal": ("not_equal", _NUMBERS, True),
 }
+_RANKS = {name: rank for rank, name in enumerate(("int8", "int16", "int32", "int64"))}
+_MIXED = frozenset(n for n, (_, types, truth) in _DIRECT.items() if truth or n in ("add", "sub", "mul"))
 _OVERFLOWING = frozenset(("add", "sub", "mul"))  # those that are also asked whether integers overflow
 # An operator of tensors: the semantics' method, and whether the tensor is its right operand.
 _OPERATORS: dict[str, tuple[str, bool]] = {
@@ -86,6 +88,8 @@ def operator_of(name: str, member: Any, semantic: Any, core: Any) -> Callable[..
         other = unwrap(other)
         if type(other) is int and self.dtype is core.int32 and -(2**31) <= other < 2**31:
             return direct(self, other)  # of the type that Triton gives the number
+        if type(other) is int and self.dtype is core.float32 and abs(other) <= 2**24:
+            return direct(self, other)  # which float32 has exactly
         return direct(self, to_tensor(other))
 
     return compare if _DIRECT[method][2] else run_from_right if right else run
@@ -207,7 +211,14 @@ def _operator(interpreter: Any, core: Any, name: str, constant: Callable[..., An
     function, types, truth = _DIRECT[name]
     semantic, tensor, handle, block = interpreter.TritonSemantic, core.tensor, interpreter.TensorHandle, core.block_type
     usual, ufunc, builder = getattr(semantic, name), getattr(interpreter.np, function), interpreter.interpreter_builder
-    boolean, numbers = core.int1, (int, float)
+    boolean, numbers, mixed = core.int1, (int, float), name in _MIXED
+
+    def wider(left: Any, right: Any) -> Any:
+        """Of two signed integers the type that Triton casts both to, as NumPy does; None for other types."""
+        one, two = left.dtype, right.dtype
+        if one.name in _RANKS and two.name in _RANKS:
+            return one if _RANKS[one.name] > _RANKS[two.name] else two
+        return None
 
     @functools.wraps(usual)
     def run(self: Any, input: Any, other: Any, *more: Any, **named: Any) -> Any:
@@ -225,6 +236,11 @@ def _operator(interpreter: Any, core: Any, name: str, constant: Callable[..., An
                     kind = _over(block, input, other, element)
                     if kind is not None:
                         return tensor(handle(ufunc(left, right), input.handle.dtype.scalar), kind)
+                elif mixed and input.dtype is not dtype:
+                    wide = wider(input, other)
+                    kind = None if wide is None else _over(block, input, other, boolean if truth else wide)
+                    if kind is not None:
+                        return tensor(handle(ufunc(left, right), boolean if truth else wide), kind)
             elif type(input) in numbers:
                 one = constant(self, input, dtype)
                 if one is not None and one.dtype is right.dtype and _beside(one, right):
