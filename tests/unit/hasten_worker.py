@@ -101,6 +101,30 @@ def mixed(x, y, out, sums, N: tl.constexpr):
 
 
 @triton.jit
+def chosen(x, out, N: tl.constexpr, M: tl.constexpr):
+    """Numbers where a condition or a mask is false, of every sign and kind, beside blocks and turned ones."""
+    at = tl.arange(0, N)
+    places = at[:, None] * N + at[None, :]
+    inside = (places % 3 != 1) & (at[:, None] < N - 2)
+    a = tl.load(x + places, mask=inside, other=-1.5)
+    b = tl.load(x + places, mask=inside, other=0.0) + tl.load(x + places, mask=inside, eviction_policy="evict_first")
+    c = tl.load(x + places, mask=inside, other=float("nan")) + tl.load(x + places, mask=inside, other=M)
+    whole = tl.load(x + places, mask=inside, other=a) + tl.load(x + at, mask=at < 5, other=-0.0)[None, :]
+    one = tl.load(x + 3, mask=N > 2, other=4)
+    a, b = tl.where(a > 0, a, 0), tl.where(b > 0.5, -0.0, b) + tl.where(inside, float("-inf"), b)
+    turned = tl.where(tl.trans(inside), tl.trans(a), 3) + tl.where(inside, 2.5, tl.trans(a)) + tl.where(at > 4, one, 1)
+    counts = tl.where(inside, places, -1) + tl.where(at[None, :] > 2, places, 7)
+    tl.store(out + places, turned + counts + tl.sum(turned * 0.1 + c, 0)[None, :])
+    tl.store(out + N * N + places, a + b + tl.sum(tl.where(inside, turned, 0.1), 1)[:, None])
+    tl.store(out + 2 * N * N + places, whole + tl.where(c == c, c, 1e30) + tl.where(at % 2 == 0, at, 9)[:, None])
+
+
+@triton.jit
+def no_such_hint(x, N: tl.constexpr):
+    tl.store(x, tl.sum(tl.load(x + tl.arange(0, N), mask=tl.arange(0, N) < 3, other=0.0, cache_modifier=".zz"), 0))
+
+
+@triton.jit
 def below_zero(x, N: tl.constexpr):
     tl.store(x + tl.arange(0, N), (tl.arange(0, N).to(tl.uint32) + -1).to(tl.float32))
 
@@ -131,6 +155,9 @@ def floats() -> list[torch.Tensor]:
     for dtype in (torch.float32, torch.float16):
         out = torch.full((2, N, N), float("nan"), dtype=dtype)
         shapes[(2,)](x.to(dtype).reshape(N, N), out, N=N)
+        outputs.append(out)
+        out = torch.full((3, N, N), float("nan"), dtype=dtype)
+        chosen[(1,)](x.to(dtype).reshape(N, N), out, N=N, M=6)
         outputs.append(out)
         a, b = x.to(dtype).reshape(N, N), (x.flip(0) * 0.75).round().to(dtype).reshape(N, N)
         a[2, 3], b[4, 5], a[6, 7], b[0, 0] = float("nan"), float("inf"), -0.0, 0.0
@@ -169,7 +196,7 @@ def error(launch: Callable[[], object]) -> str:
 
 def all_of_it() -> tuple[list[torch.Tensor], list[str]]:
     x = torch.zeros(2 * N)
-    kernels = (unequal, odd, below_zero, too_large, half_a_place)
+    kernels = (unequal, odd, below_zero, too_large, half_a_place, no_such_hint)
     refused = [error(lambda kernel=kernel: kernel[(1,)](x, N=N)) for kernel in kernels]
     return floats() + whole(), refused
 
@@ -183,4 +210,4 @@ for _ in range(2):  # once with nothing kept, once with everything
 assert all(bool(t.isfinite().all()) for t in before[:1]), "the comparison is of numbers"
 assert "incompatible dimensions" in raised_before[0] and "power of 2" in raised_before[1], raised_before
 assert "negative scalar" in raised_before[2] and "out of range" in raised_before[3], raised_before
-assert "IncompatibleTypeError" in raised_before[4], raised_before
+assert "IncompatibleTypeError" in raised_before[4] and "Cache modifier" in raised_before[5], raised_before

@@ -64,7 +64,8 @@ def hasten_operators(interpreter: Any, core: Any) -> None:
     constant = _constants(interpreter)
     for name in _DIRECT:
         _operator(interpreter, core, name, constant)
-    _casts(interpreter, core)
+    _casts(interpreter, core, constant)
+    _loads(interpreter, core)
     _splats(interpreter, core)
 
 
@@ -278,8 +279,9 @@ def _pointers(interpreter: Any, core: Any) -> None:
     semantic.add = add
 
 
-def _casts(interpreter: Any, core: Any) -> None:
-    """A number of one width as another, where Triton has one way, and a choice between tensors that are ready."""
+def _casts(interpreter: Any, core: Any, constant: Callable[..., Any]) -> None:
+    """A number of one width as another, where Triton has one way, and a choice between tensors that are ready, or
+    between one and a number."""
     semantic, tensor, handle = interpreter.TritonSemantic, core.tensor, interpreter.TensorHandle
     usual, choose, builder, boolean = semantic.cast, semantic.where, interpreter.InterpreterBuilder, core.int1
     single = {(a, b) for a in ("bf16", "fp16", *_INTEGERS) for b in ("fp32",)}
@@ -304,9 +306,57 @@ def _casts(interpreter: Any, core: Any) -> None:
                 and left.data.dtype is right.data.dtype
             ):
                 return tensor(handle(interpreter.np.where(chosen, left.data, right.data), right.dtype.scalar), x.type)
+        elif type(x) is tensor and type(y) in (int, float):
+            one = beside(self, condition, x, y)
+            if one is not None:
+                picked = interpreter.np.where(condition.handle.data, x.handle.data, one)
+                return tensor(handle(picked, x.handle.dtype.scalar), x.type)
+        elif type(y) is tensor and type(x) in (int, float):
+            one = beside(self, condition, y, x)
+            if one is not None:
+                picked = interpreter.np.where(condition.handle.data, one, y.handle.data)
+                return tensor(handle(picked, y.handle.dtype.scalar), y.type)
         return choose(self, condition, x, y)
 
+    def beside(self: Any, condition: Any, given: Any, number: Any) -> Any:
+        """The number as an array of one, where NumPy chooses between it and a block as Triton does."""
+        if condition.shape is not given.shape or condition.dtype is not boolean or given.dtype.name not in _NUMBERS:
+            return None
+        data, one = given.handle.data, constant(self, number, given.dtype)
+        if one is None or one.dtype is not data.dtype or not condition.handle.data.flags.c_contiguous:
+            return None
+        return one if _beside(one, data) else None
+
     semantic.cast, semantic.where = cast, where
+
+
+def _loads(interpreter: Any, core: Any) -> None:
+    """A block of pointers with a mask of its shape, and a number or nothing where the mask is false."""
+    semantic, tensor, handle, pointer = (
+        interpreter.TritonSemantic,
+        core.tensor,
+        interpreter.TensorHandle,
+        core.pointer_type,
+    )
+    usual, plain, boolean, numpy = semantic.load, core.dtype, core.int1, interpreter.np
+    hints = {(cache, kept) for cache in ("", ".ca", ".cg", ".cv") for kept in ("", "evict_first", "evict_last")}
+
+    @functools.wraps(usual)
+    def load(self: Any, ptr: Any, mask: Any, other: Any, boundary: Any, padding: Any, cache: Any, *more: Any) -> Any:
+        kind = ptr.dtype
+        ready = type(kind) is pointer and type(mask) is tensor and mask.shape is ptr.shape and ptr.type.is_block()
+        if not ready or mask.dtype is not boolean or boundary or padding or (cache, more[0]) not in hints:
+            return usual(self, ptr, mask, other, boundary, padding, cache, *more)
+        element, filled = kind.element_ty, None
+        if type(element) is not plain or element is boolean or (other is not None and other.type.is_block()):
+            return usual(self, ptr, mask, other, boundary, padding, cache, *more)
+        if other is not None and other.handle.data.all():  # of 0 Triton makes the zeros itself
+            one = self.cast(other, element).handle
+            filled = handle(numpy.full(ptr.handle.data.shape, one.data[0], one.data.dtype), one.dtype)
+        values = self.builder.create_masked_load(ptr.handle, mask.handle, filled, None, None, False)
+        return tensor(values, ptr.type.with_element_ty(element))
+
+    semantic.load = load
 
 
 def _splats(interpreter: Any, core: Any) -> None:
