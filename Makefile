@@ -42,8 +42,9 @@ stand-in: setup ## an A100's Triton kernels on the newer NVIDIA device here, thr
 simulate: setup ## AMD code executed on this CPU: ARGS="--device mi355x --backend triton"
 	$(LIMITS) $(RUN)/ferryman check --backend simulated --out $(OUT) $(ARGS)
 
+# Each process begins with files of its own (worksteal): what a file's tests share is made once, and nobody waits for it.
 test: setup ## every quick test
-	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 # What a file's tests share is made by one process (loadgroup); the longest tests begin first.
 test-slow: setup ## the tests that take minutes, all; ARGS="--share 0/4": a quarter of them

@@ -86,6 +86,45 @@ def widths(x, y, out, N: tl.constexpr):
 
 
 @triton.jit
+def mixed(x, y, out, sums, N: tl.constexpr):
+    """Integers of two widths, as strides and places are: scalars, rows, columns and turned blocks. How they lie in
+    memory decides in which order floats that are made of them are summed."""
+    at, one = tl.arange(0, N), tl.load(y + 5)
+    a, b = tl.load(x + at), tl.load(y + at)
+    step = tl.load(x + 7).to(tl.int64) * tl.program_id(0) + tl.load(x + 1) - one
+    blocks = a[:, None] * b[None, :] - at[:, None].to(tl.int64) + step
+    turned = tl.trans(blocks.to(tl.int32)) * step + tl.broadcast_to(a[None, :], (N, N))
+    blocks += turned * one + (one - turned) * (at[:, None] < b[None, :]) + (step >= a)[:, None] * (a != one)[None, :]
+    tl.store(out + at[:, None] * N + at[None, :], blocks.to(tl.int64))
+    parts = (turned * a[:, None] + b[None, :]).to(tl.float32) * 0.1 + (turned - step).to(tl.float32) / 3
+    tl.store(sums + at, tl.sum(parts, 0) + tl.sum((blocks * step).to(tl.float32) * 1.7, 1))
+
+
+@triton.jit
+def chosen(x, out, N: tl.constexpr, M: tl.constexpr):
+    """Numbers where a condition or a mask is false, of every sign and kind, beside blocks and turned ones."""
+    at = tl.arange(0, N)
+    places = at[:, None] * N + at[None, :]
+    inside = (places % 3 != 1) & (at[:, None] < N - 2)
+    a = tl.load(x + places, mask=inside, other=-1.5)
+    b = tl.load(x + places, mask=inside, other=0.0) + tl.load(x + places, mask=inside, eviction_policy="evict_first")
+    c = tl.load(x + places, mask=inside, other=float("nan")) + tl.load(x + places, mask=inside, other=M)
+    whole = tl.load(x + places, mask=inside, other=a) + tl.load(x + at, mask=at < 5, other=-0.0)[None, :]
+    one = tl.load(x + 3, mask=N > 2, other=4)
+    a, b = tl.where(a > 0, a, 0), tl.where(b > 0.5, -0.0, b) + tl.where(inside, float("-inf"), b)
+    turned = tl.where(tl.trans(inside), tl.trans(a), 3) + tl.where(inside, 2.5, tl.trans(a)) + tl.where(at > 4, one, 1)
+    counts = tl.where(inside, places, -1) + tl.where(at[None, :] > 2, places, 7)
+    tl.store(out + places, turned + counts + tl.sum(turned * 0.1 + c, 0)[None, :])
+    tl.store(out + N * N + places, a + b + tl.sum(tl.where(inside, turned, 0.1), 1)[:, None])
+    tl.store(out + 2 * N * N + places, whole + tl.where(c == c, c, 1e30) + tl.where(at % 2 == 0, at, 9)[:, None])
+
+
+@triton.jit
+def no_such_hint(x, N: tl.constexpr):
+    tl.store(x, tl.sum(tl.load(x + tl.arange(0, N), mask=tl.arange(0, N) < 3, other=0.0, cache_modifier=".zz"), 0))
+
+
+@triton.jit
 def below_zero(x, N: tl.constexpr):
     tl.store(x + tl.arange(0, N), (tl.arange(0, N).to(tl.uint32) + -1).to(tl.float32))
 
@@ -117,6 +156,9 @@ def floats() -> list[torch.Tensor]:
         out = torch.full((2, N, N), float("nan"), dtype=dtype)
         shapes[(2,)](x.to(dtype).reshape(N, N), out, N=N)
         outputs.append(out)
+        out = torch.full((3, N, N), float("nan"), dtype=dtype)
+        chosen[(1,)](x.to(dtype).reshape(N, N), out, N=N, M=6)
+        outputs.append(out)
         a, b = x.to(dtype).reshape(N, N), (x.flip(0) * 0.75).round().to(dtype).reshape(N, N)
         a[2, 3], b[4, 5], a[6, 7], b[0, 0] = float("nan"), float("inf"), -0.0, 0.0
         for right in (b, b.t(), b.float()):
@@ -138,6 +180,9 @@ def whole() -> list[torch.Tensor]:
             a = torch.arange(N).mul(37).sub(90 if left.is_signed else 0).to(left)
             widths[(1,)](a, torch.arange(N).mul(11).to(right), out, N=N)
             outputs.append(out)
+            out, sums = torch.zeros(N, N, dtype=torch.int64), torch.zeros(N)
+            mixed[(2,)](a, torch.arange(N).mul(13).to(right), out, sums, N=N)
+            outputs += [out, sums]
     return outputs
 
 
@@ -151,7 +196,7 @@ def error(launch: Callable[[], object]) -> str:
 
 def all_of_it() -> tuple[list[torch.Tensor], list[str]]:
     x = torch.zeros(2 * N)
-    kernels = (unequal, odd, below_zero, too_large, half_a_place)
+    kernels = (unequal, odd, below_zero, too_large, half_a_place, no_such_hint)
     refused = [error(lambda kernel=kernel: kernel[(1,)](x, N=N)) for kernel in kernels]
     return floats() + whole(), refused
 
@@ -165,4 +210,4 @@ for _ in range(2):  # once with nothing kept, once with everything
 assert all(bool(t.isfinite().all()) for t in before[:1]), "the comparison is of numbers"
 assert "incompatible dimensions" in raised_before[0] and "power of 2" in raised_before[1], raised_before
 assert "negative scalar" in raised_before[2] and "out of range" in raised_before[3], raised_before
-assert "IncompatibleTypeError" in raised_before[4], raised_before
+assert "IncompatibleTypeError" in raised_before[4] and "Cache modifier" in raised_before[5], raised_before

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ferryman.porting.graph import patterns
 from ferryman.porting.graph.nodes import HALF
+from ferryman.porting.graph.record import record
 from tests import graph_spellings as written
 from tests.graphs import at_output, far, normal, placed, rewritten
 
@@ -139,6 +140,28 @@ def test_patterns_come_from_the_definitions() -> None:
     assert not any(name.endswith("_backward") for name in named)
     casts = {p.fixed["cast_before_weight"] for p in patterns.all_patterns() if p.op.name == "rms_norm" and p.half}
     assert casts == {False, True}
+
+
+def _set(x: torch.Tensor) -> torch.Tensor:
+    y = torch.exp(x)
+    y[0] = 0.0
+    return y
+
+
+def _added(x: torch.Tensor) -> torch.Tensor:
+    y = torch.exp(x)
+    y += 1.0
+    return y
+
+
+@pytest.mark.parametrize("function", [_set, _added, lambda x: x.exp().mul_(2.0), lambda x: torch.add(x, 1.0, out=x)])
+def test_a_definition_that_writes_over_a_tensor_is_no_pattern(function: Any) -> None:
+    """What it had written to would stand in the record for what it was before."""
+    x = torch.empty(3, 8, device="meta")
+    with pytest.raises(RuntimeError, match="writes over a tensor"):
+        record(function, ("x",), {"x": x})
+    graph, _, _ = record(lambda x: x.exp() + 1.0, ("x",), {"x": x})
+    assert [node.op for node in graph.nodes] == ["placeholder", "call_function", "call_function", "output"]
 
 
 def test_an_eps_that_is_an_argument_of_the_compiled_function_is_a_number_of_the_call() -> None:

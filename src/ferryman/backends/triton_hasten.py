@@ -169,10 +169,18 @@ def _promotions(interpreter: Any, core: Any) -> None:
     semantic, kept = interpreter.TritonSemantic, dict[tuple[Any, ...], Any]()
     to_tensor, promote, unwrap = semantic.to_tensor, semantic.computation_type_impl, core._unwrap_if_constexpr
     plain = frozenset((core.tensor, core.dtype, int, float, bool, str, type(None)))
+    numbers = dict[tuple[type, int | float], Any]()
 
     @functools.wraps(to_tensor)
     def of_tensor(self: Any, x: Any, check_type: bool = True) -> Any:
-        return x if type(x) is core.tensor else to_tensor(self, x, check_type)
+        if type(x) is core.tensor:
+            return x
+        if type(x) not in (int, float) or x != x:  # NaN is no key
+            return to_tensor(self, x, check_type)
+        one = numbers.get((type(x), x))
+        if one is None:
+            one = numbers[type(x), x] = to_tensor(self, x, check_type)
+        return one
 
     @functools.wraps(promote)
     def promoted(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:

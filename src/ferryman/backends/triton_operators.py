@@ -31,6 +31,8 @@ _DIRECT: dict[str, tuple[str, frozenset[str], bool]] = {
     "equal": ("equal", _NUMBERS, True),
     "not_equal": ("not_equal", _NUMBERS, True),
 }
+_RANKS = {name: rank for rank, name in enumerate(("int8", "int16", "int32", "int64"))}
+_MIXED = frozenset(n for n, (_, types, truth) in _DIRECT.items() if truth or n in ("add", "sub", "mul"))
 _OVERFLOWING = frozenset(("add", "sub", "mul"))  # those that are also asked whether integers overflow
 # An operator of tensors: the semantics' method, and whether the tensor is its right operand.
 _OPERATORS: dict[str, tuple[str, bool]] = {
@@ -62,7 +64,8 @@ def hasten_operators(interpreter: Any, core: Any) -> None:
     constant = _constants(interpreter)
     for name in _DIRECT:
         _operator(interpreter, core, name, constant)
-    _casts(interpreter, core)
+    _casts(interpreter, core, constant)
+    _loads(interpreter, core)
     _splats(interpreter, core)
 
 
@@ -86,6 +89,8 @@ def operator_of(name: str, member: Any, semantic: Any, core: Any) -> Callable[..
         other = unwrap(other)
         if type(other) is int and self.dtype is core.int32 and -(2**31) <= other < 2**31:
             return direct(self, other)  # of the type that Triton gives the number
+        if type(other) is int and self.dtype is core.float32 and abs(other) <= 2**24:
+            return direct(self, other)  # which float32 has exactly
         return direct(self, to_tensor(other))
 
     return compare if _DIRECT[method][2] else run_from_right if right else run
@@ -207,7 +212,14 @@ def _operator(interpreter: Any, core: Any, name: str, constant: Callable[..., An
     function, types, truth = _DIRECT[name]
     semantic, tensor, handle, block = interpreter.TritonSemantic, core.tensor, interpreter.TensorHandle, core.block_type
     usual, ufunc, builder = getattr(semantic, name), getattr(interpreter.np, function), interpreter.interpreter_builder
-    boolean, numbers = core.int1, (int, float)
+    boolean, numbers, mixed = core.int1, (int, float), name in _MIXED
+
+    def wider(left: Any, right: Any) -> Any:
+        """Of two signed integers the type that Triton casts both to, as NumPy does; None for other types."""
+        one, two = left.dtype, right.dtype
+        if one.name in _RANKS and two.name in _RANKS:
+            return one if _RANKS[one.name] > _RANKS[two.name] else two
+        return None
 
     @functools.wraps(usual)
     def run(self: Any, input: Any, other: Any, *more: Any, **named: Any) -> Any:
@@ -225,6 +237,11 @@ def _operator(interpreter: Any, core: Any, name: str, constant: Callable[..., An
                     kind = _over(block, input, other, element)
                     if kind is not None:
                         return tensor(handle(ufunc(left, right), input.handle.dtype.scalar), kind)
+                elif mixed and input.dtype is not dtype:
+                    wide = wider(input, other)
+                    kind = None if wide is None else _over(block, input, other, boolean if truth else wide)
+                    if kind is not None:
+                        return tensor(handle(ufunc(left, right), boolean if truth else wide), kind)
             elif type(input) in numbers:
                 one = constant(self, input, dtype)
                 if one is not None and one.dtype is right.dtype and _beside(one, right):
@@ -262,8 +279,9 @@ def _pointers(interpreter: Any, core: Any) -> None:
     semantic.add = add
 
 
-def _casts(interpreter: Any, core: Any) -> None:
-    """A number of one width as another, where Triton has one way, and a choice between tensors that are ready."""
+def _casts(interpreter: Any, core: Any, constant: Callable[..., Any]) -> None:
+    """A number of one width as another, where Triton has one way, and a choice between tensors that are ready, or
+    between one and a number."""
     semantic, tensor, handle = interpreter.TritonSemantic, core.tensor, interpreter.TensorHandle
     usual, choose, builder, boolean = semantic.cast, semantic.where, interpreter.InterpreterBuilder, core.int1
     single = {(a, b) for a in ("bf16", "fp16", *_INTEGERS) for b in ("fp32",)}
@@ -288,9 +306,57 @@ def _casts(interpreter: Any, core: Any) -> None:
                 and left.data.dtype is right.data.dtype
             ):
                 return tensor(handle(interpreter.np.where(chosen, left.data, right.data), right.dtype.scalar), x.type)
+        elif type(x) is tensor and type(y) in (int, float):
+            one = beside(self, condition, x, y)
+            if one is not None:
+                picked = interpreter.np.where(condition.handle.data, x.handle.data, one)
+                return tensor(handle(picked, x.handle.dtype.scalar), x.type)
+        elif type(y) is tensor and type(x) in (int, float):
+            one = beside(self, condition, y, x)
+            if one is not None:
+                picked = interpreter.np.where(condition.handle.data, one, y.handle.data)
+                return tensor(handle(picked, y.handle.dtype.scalar), y.type)
         return choose(self, condition, x, y)
 
+    def beside(self: Any, condition: Any, given: Any, number: Any) -> Any:
+        """The number as an array of one, where NumPy chooses between it and a block as Triton does."""
+        if condition.shape is not given.shape or condition.dtype is not boolean or given.dtype.name not in _NUMBERS:
+            return None
+        data, one = given.handle.data, constant(self, number, given.dtype)
+        if one is None or one.dtype is not data.dtype or not condition.handle.data.flags.c_contiguous:
+            return None
+        return one if _beside(one, data) else None
+
     semantic.cast, semantic.where = cast, where
+
+
+def _loads(interpreter: Any, core: Any) -> None:
+    """A block of pointers with a mask of its shape, and a number or nothing where the mask is false."""
+    semantic, tensor, handle, pointer = (
+        interpreter.TritonSemantic,
+        core.tensor,
+        interpreter.TensorHandle,
+        core.pointer_type,
+    )
+    usual, plain, boolean, numpy = semantic.load, core.dtype, core.int1, interpreter.np
+    hints = {(cache, kept) for cache in ("", ".ca", ".cg", ".cv") for kept in ("", "evict_first", "evict_last")}
+
+    @functools.wraps(usual)
+    def load(self: Any, ptr: Any, mask: Any, other: Any, boundary: Any, padding: Any, cache: Any, *more: Any) -> Any:
+        kind = ptr.dtype
+        ready = type(kind) is pointer and type(mask) is tensor and mask.shape is ptr.shape and ptr.type.is_block()
+        if not ready or mask.dtype is not boolean or boundary or padding or (cache, more[0]) not in hints:
+            return usual(self, ptr, mask, other, boundary, padding, cache, *more)
+        element, filled = kind.element_ty, None
+        if type(element) is not plain or element is boolean or (other is not None and other.type.is_block()):
+            return usual(self, ptr, mask, other, boundary, padding, cache, *more)
+        if other is not None and other.handle.data.all():  # of 0 Triton makes the zeros itself
+            one = self.cast(other, element).handle
+            filled = handle(numpy.full(ptr.handle.data.shape, one.data[0], one.data.dtype), one.dtype)
+        values = self.builder.create_masked_load(ptr.handle, mask.handle, filled, None, None, False)
+        return tensor(values, ptr.type.with_element_ty(element))
+
+    semantic.load = load
 
 
 def _splats(interpreter: Any, core: Any) -> None:

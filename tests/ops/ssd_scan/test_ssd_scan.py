@@ -267,9 +267,10 @@ def test_a_walk_from_the_end_gives_each_state_whether_all_are_kept_or_some(
 
         first = torch.ones(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
         want = [first]
-        for t in range(length - 1):
+        for t in range(length):
             want.append((2 * want[-1][0] + t, want[-1][1] + 1))
         walk = list(bounds.reversed_walk(advance, first, length))
-        assert [t for t, _ in walk] == list(reversed(range(length)))
-        assert all(torch.equal(a, b) for t, state in walk for a, b in zip(state, want[t], strict=True))
+        assert [t for t, *_ in walk] == list(reversed(range(length)))
+        for t, before, after in walk:
+            assert all(map(torch.equal, (*before, *after), (*want[t], *want[t + 1])))
         assert len(steps) <= (length if kept else 2 * length), "a state is computed once where all are kept"

@@ -181,8 +181,8 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     of_q, of_k, of_g, of_beta = (grad_y.new_zeros((3, *grad_y.shape[:3])) for _ in range(4))
     of_v = grad_y.new_zeros((2, *grad_y.shape))
     most, most_back = 1.0, 1.0
-    for t, state in reversed_walk(walk.advance, walk.first, length):
-        on, after = walk.token(t, state), walk.advance(t, state)
+    for t, state, after in reversed_walk(walk.advance, walk.first, length):
+        on = walk.token(t, state)
         given, d, wrong = grad_y[:, t].abs(), on.d.abs(), on.wrong.abs()
         held_off, held_coarse = on.decay * state.error + on.carried, on.decay * state.coarse + 4 * on.earlier
         wrong_off, wrong_coarse = on.size * on.decay * state.error + walk.wrong_off(t, on), on.size * held_coarse

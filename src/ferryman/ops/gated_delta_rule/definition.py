@@ -205,7 +205,7 @@ def gated_delta_rule_backward(
     of_q, of_k = (torch.zeros(batch, length, heads, width, dtype=first.dtype, device=v.device) for _ in range(2))
     of_v = torch.zeros(v.shape, dtype=first.dtype, device=v.device)
     of_g, of_beta = (torch.zeros(beta.shape, dtype=first.dtype, device=v.device) for _ in range(2))
-    for t, before in bounds.reversed_walk(advance, first, length):
+    for t, before, _ in bounds.reversed_walk(advance, first, length):
         given, rate = wide(grad_y[:, t])[:, :, None], wide(beta[:, t])[..., None]
         key, state = keys[:, t, :, :, None], decayed(t, before)
         error = wrong(t, state)

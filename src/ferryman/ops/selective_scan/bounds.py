@@ -92,8 +92,7 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     of_b, of_c = (torch.zeros(2, *b.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     of_a = torch.zeros(2, *a.shape, dtype=x.dtype, device=x.device)
     rows, across = 6 * math.sqrt(batch * length + 1), 6 * math.sqrt(width + 2)
-    for t, (size, error) in reversed_walk(advance, (first, torch.zeros_like(first)), length):
-        after, moved = advance(t, (size, error))
+    for t, (size, error), (after, moved) in reversed_walk(advance, (first, torch.zeros_like(first)), length):
         out, into = c[:, t].abs()[:, None], b[:, t].abs()[:, None]
         arrived = g[:, t, :, None]
         gamma = gamma + arrived * out

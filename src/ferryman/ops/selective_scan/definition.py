@@ -204,8 +204,8 @@ def selective_scan_backward(
     of_x, of_out, of_step = (torch.zeros(x.shape, dtype=step.dtype, device=x.device) for _ in range(3))
     of_b, of_c = (torch.zeros(b.shape, dtype=step.dtype, device=x.device) for _ in range(2))
     of_a = torch.zeros_like(wide(a))
-    for t, h in bounds.reversed_walk(advance, first, x.shape[1]):
-        after, out, into = advance(t, h), wide(c[:, t])[:, None], wide(b[:, t])[:, None]
+    for t, h, after in bounds.reversed_walk(advance, first, x.shape[1]):
+        out, into = wide(c[:, t])[:, None], wide(b[:, t])[:, None]
         back = back + g[:, t, :, None] * out
         of_out[:, t] = (after * out).sum(-1)
         of_c[:, t] = (g[:, t, :, None] * after).sum(1)

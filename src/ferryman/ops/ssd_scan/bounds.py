@@ -107,9 +107,9 @@ def forward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     )
 
 
-def reversed_walk(advance: Callable[[int, T], T], state: T, length: int) -> Iterator[tuple[int, T]]:
-    """(t, the state before token t), the last token first. 2 sqrt(length) states are kept at a time, or all small ones,
-    which are computed once instead of twice then."""
+def reversed_walk(advance: Callable[[int, T], T], state: T, length: int) -> Iterator[tuple[int, T, T]]:
+    """(t, the states before and after token t), the last token first. 2 sqrt(length) states are kept at a time, or all
+    small ones, which are computed once instead of twice then."""
     parts = state if isinstance(state, tuple) else (state,)
     size = sum(m.numel() for m in parts if isinstance(m, Tensor))
     span = max(1, length if size * length <= _ALL_KEPT else math.isqrt(length))
@@ -121,10 +121,11 @@ def reversed_walk(advance: Callable[[int, T], T], state: T, length: int) -> Iter
     for i in reversed(range(len(kept))):
         first = i * span
         states = [kept[i]]
-        for t in range(first, min(first + span, length) - 1):
+        for t in range(first, min(first + span, length)):
             states.append(advance(t, states[-1]))
-        for j in reversed(range(len(states))):
-            yield first + j, states[j]
+        while len(states) > 1:
+            after = states.pop()
+            yield first + len(states) - 1, states[-1], after
 
 
 def slope_error(
@@ -189,8 +190,7 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     def grouped(m: Tensor) -> Tensor:
         return m.sum(2).unflatten(1, (groups, shared)).sum(2)
 
-    for t, (size, error) in reversed_walk(advance, (first, torch.zeros_like(first)), length):
-        after, moved = advance(t, (size, error))
+    for t, (size, error), (after, moved) in reversed_walk(advance, (first, torch.zeros_like(first)), length):
         arrived = g[:, t, :, :, None]
         gamma = gamma + arrived * wide(c, t)
         delta = delta + 2 * arrived * wide(c, t)

@@ -245,10 +245,10 @@ def ssd_scan_backward(
     of_x, of_step, of_exponent = (torch.zeros_like(wide(m), memory_format=torch.contiguous_format) for m in (x, dt, dt))
     of_step, of_exponent = of_step.to(step.dtype), of_exponent.to(step.dtype)
     of_b, of_c = (torch.zeros_like(wide(m), memory_format=torch.contiguous_format) for m in (b, c))
-    for t, h in bounds.reversed_walk(advance, first, length):
+    for t, h, after in bounds.reversed_walk(advance, first, length):
         g = wide(grad_y[:, t])[..., None]
         back = back + g * of_head(c, t)
-        of_c[:, t] = grouped(g * advance(t, h))
+        of_c[:, t] = grouped(g * after)
         read = (back * of_head(b, t)).sum(-1)
         of_x[:, t] = step[:, t, :, None] * read
         of_step[:, t] = (read * wide(x[:, t])).sum(-1)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
+_WRITERS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 _ASKS = {"shape", "dtype", "device", "requires_grad", "is_cuda", "is_cpu", "layout", "ndim", "names", "grad_fn"}
 
 
@@ -18,6 +19,8 @@ class _Recorder(TorchFunctionMode):
         self.graph, self.nodes, self.kept = graph, nodes, []  # type: ignore[var-annotated]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _writes(func, kwargs):
+            raise RuntimeError(f"{resolve_name(func) or func} writes over a tensor")
         result = func(*args, **(kwargs or {}))
         name = getattr(getattr(func, "__self__", None), "__name__", "")
         if name in _ASKS or not _holds_tensor(result):
@@ -62,6 +65,12 @@ def _getitem(parts: Sequence[Any], index: int) -> Any:
 _getitem.__name__ = "getitem"
 
 
+def _writes(func: Any, kwargs: Mapping[str, Any] | None) -> bool:
+    """What a call writes over has a node of before: the graph would say another value."""
+    name = getattr(func, "__name__", "")
+    return name in _WRITERS or (name.endswith("_") and not name.endswith("__")) or "out" in (kwargs or {})
+
+
 def _holds_tensor(result: Any) -> bool:
     return isinstance(result, torch.Tensor) or (
         isinstance(result, (tuple, list)) and any(isinstance(part, torch.Tensor) for part in result)
@@ -73,8 +82,8 @@ def record(
 ) -> tuple[fx.Graph, dict[str, fx.Node], tuple[fx.Node, ...]]:
     """(graph, the placeholder of each argument that is a tensor, the nodes of what the function returns).
 
-    args: by name, in order; tensors may be on "meta". Raises what the function raises, and RuntimeError where a result
-    is no tensor that the function made.
+    args: by name, in order; tensors may be on "meta". Raises what the function raises, and RuntimeError at the first
+    call that writes over a tensor, and where a result is no tensor that the function made.
     """
     graph = fx.Graph()
     nodes: dict[int, fx.Node] = {}
