@@ -572,7 +572,8 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
         wanted_rows |= {(f"attention_{kernel}", dim) for kernel in hopper for dim in dims if dim in (64, 128)}
         wanted_rows |= {("attention_backward_cast", dim) for dim in dims if dim in (64, 128)}
         wanted_rows |= {("attention_backward_sum", dim) for dim in dims if dim in (64, 128)}
-        wanted_rows |= {("attention_keys_of_mask", None)} if {64, 128} & set(dims) else set()
+        before = {("attention_keys_of_mask", None), ("attention_bits_of_mask", None)}
+        wanted_rows |= before if {64, 128} & set(dims) else set()
         forms = {(r["HEAD_DIM"], r["FUSED"]) for r in rows if r["kernel"] == "attention_backward_dkv_hopper"}
         # the fused one, and the one that is deterministic
         assert forms == {(dim, fused) for dim in (64, 128) if dim in dims for fused in (True, False)}
