@@ -190,7 +190,7 @@ class PairNorm(nn.Module):
         return q, k
 
 
-@case("rms_norm", lambda c: (c(W), T(2, 5, W), T(2, 5, W)))
+@case("add_rms_norm", lambda c: (c(W), T(2, 5, W), T(2, 5, W)))
 class SumNorm(nn.Module):
     def __init__(self, n):
         super().__init__()

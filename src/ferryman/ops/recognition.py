@@ -130,7 +130,8 @@ class Layer:
     of its inputs, along which they may be of any length; longer: inputs of a length, and of one of ``widths``, where
     that is along others. width: an expression that must be one of ``widths``, all of which are tried, where the code
     computes with it. fills: its code may hide scores by a number that a narrow dtype lacks, and raise there; that dtype
-    is then left to it. Elsewhere such a number is a bound that no draw reaches, and the block is not the layer.
+    is then left to it. Elsewhere such a number is a bound that no draw reaches, and the block is not the layer. single:
+    code that rounds narrower dtypes at other places keeps these, and float32 is served.
     """
 
     op: str
@@ -149,6 +150,7 @@ class Layer:
     widths: tuple[int, ...] = ()
     width: str = ""
     fills: bool = False
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ class Routine:
     where the others are narrower. gradient: False where it serves only what needs no gradient. refused: how many of the
     seeds, the last ones, the function may refuse: an error is no result. entered: its guard asks for a token at least,
     and draws have no more than one, so that a loop over tokens or chunks of them, which was entered then, always is.
+    apart: its guard asks that those of ``wide`` are float32, whatever the others are.
     """
 
     op: str
@@ -208,6 +211,7 @@ class Routine:
     gradient: bool = True
     refused: int = 0
     entered: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)

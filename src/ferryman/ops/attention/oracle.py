@@ -17,6 +17,12 @@ def has_bias_gradient(mask: Tensor | None, need_mask: bool) -> bool:
     return need_mask and mask is not None and mask.dtype != torch.bool
 
 
+def _logsumexp(s: Tensor) -> Tensor:
+    """Of a row that sees nothing -inf, as PyTorch's, whose gradient there is NaN; here it is 0."""
+    blind = torch.isneginf(s).all(-1)
+    return torch.logsumexp(s.masked_fill(blind.unsqueeze(-1), 0.0), -1).masked_fill(blind, -math.inf)
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -34,7 +40,7 @@ def forward(
     roundings: frozenset[str] = frozenset(),
 ) -> tuple[Tensor, Tensor]:
     s, _ = scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
-    alone = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
+    alone = _logsumexp(s) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     lse = alone if "o" in roundings else with_sink(alone, sinks)
     values, factor = wide(grouped(v, q.shape[1])), kept(q, k, dropout_p, dropout_seed)
     if "p" in roundings:

@@ -79,7 +79,8 @@ class Reading:
     """Which input is which, and how: ``places`` of q, k, v and a mask, and the layouts of the first three, of which
     ``inner`` has the order. group: query heads for a key head, 0: any; one: a single key head serves all, too. shared:
     the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any. mean: a row that sees nothing is the mean of
-    the values, and not NaN."""
+    the values, and not NaN. sinks: an expression of a logit for each query head, of which there are ``total`` then.
+    added: what is hidden has -inf added, so that a row of NaN stays one."""
 
     places: tuple[int, ...]
     inner: Layout
@@ -95,6 +96,9 @@ class Reading:
     square: bool = True
     heads: int = 0
     mean: bool = False
+    sinks: str = ""
+    total: int = 0
+    added: bool = False
 
     @property
     def single(self) -> bool:
@@ -108,6 +112,7 @@ class Reading:
         if self.one and seed % 2 and not self.heads:
             heads, group = 1, 2
         heads = self.heads or heads
+        heads, group = self.of_total(heads, group)
         given = inputs_of(self, batch, heads, group, queries, keys, width, seed, size)
         if seed == len(SIZES) - 1:
             self.own[0].of(given[self.places[0]])[..., 0, 0] = math.nan
@@ -115,9 +120,15 @@ class Reading:
 
     def longer(self, length: int, width: int) -> tuple[Tensor, ...]:
         """Of many heads where the length is little."""
-        return tuple(
-            inputs_of(self, 1, self.heads or (64 if length < 9 else 1), self.group or 1, length, length, width, 0, 1.0)
-        )
+        heads, group = self.of_total(self.heads or (64 if length < 9 else 1), self.group or 1)
+        return tuple(inputs_of(self, 1, heads, group, length, length, width, 0, 1.0))
+
+    def of_total(self, heads: int, group: int) -> tuple[int, int]:
+        """Numbers of key heads, and of query heads for each, with as many query heads as there are logits for."""
+        if not self.total:
+            return heads, group
+        group = group if self.total % group == 0 else 1
+        return self.total // group, group
 
 
 def inputs_of(

@@ -68,6 +68,8 @@ def _of_turns(
     for inner, of_keys in ORDERS:
         if some and inner is not of_keys:
             return
+        if block.tensors and inner is ONE_BATCH:
+            continue  # a batch of heads does not say whose logit is whose
         bases = (inner, of_keys, of_keys)
         layouts = [layout.turned() if turn else layout for layout, turn in zip(bases, turns, strict=True)]
         own = tuple(layout for layout in layouts if layout is not None)
@@ -80,11 +82,16 @@ def _of_turns(
                 if groups:
                     outer, scale, softcap, causal = probed(groups[0]) or (inner, None, 0.0, False)
                     group = 0 if len(groups) > 1 else groups[0]
-                    one = group == 1 and inner is of_keys is not ONE_BATCH and probed(2, heads=1) is not None
+                    one = (
+                        not block.tensors
+                        and group == 1
+                        and inner is of_keys is not ONE_BATCH
+                        and probed(2, heads=1) is not None
+                    )
                     mean = mask in _TOLD and _blind(block, inner, own, mask, places, groups[0], heads)
                     only = 1 if inner is not of_keys else 0
                     given = (places, inner, own, outer, group, mask, causal, scale, softcap, one)
-                    yield Reading(*given, heads=only, mean=mean)
+                    yield Reading(*given, heads=only, mean=mean, sinks=sinks_of(block), total=_total(block))
                     some = True
                     break
 
@@ -95,6 +102,25 @@ def _heads(block: Block, inner: Layout, own: tuple[Layout, ...]) -> tuple[int, .
     return (2, *(n for n in numbers_of(block) if n != 2 and inner.heads >= 0))
 
 
+def _total(block: Block) -> int:
+    """How many query heads there must be, where each has a logit of its own; 0 for any number."""
+    return max((max(shape) for shape in block.tensors.values()), default=0)
+
+
+def sinks_of(block: Block) -> str:
+    """The module's logits, one for each query head."""
+    return next((f"self.{name}.flatten()" for name in block.tensors), "")
+
+
+def _able(block: Block, heads: int, group: int, single: bool) -> int:
+    """How many key heads there are with such a group, which a module with logits says; 0 for none."""
+    total = _total(block)
+    if not total:
+        return heads
+    heads = 1 if single else total // group
+    return heads if heads * group == total else 0
+
+
 def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence[int]) -> bool:
     """Whether the code takes inputs of such shapes at all, and gives one of attention: most orders end here."""
     few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
@@ -103,6 +129,9 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
     turned = any(layout.size != -1 for layout in own)
     groups, numbers = (few, _heads(block, inner, own)[:1]) if turned else ((*few, *more), _heads(block, inner, own))
     for group, mask, heads in itertools.product(groups, kinds, numbers):
+        heads = _able(block, heads, group, inner.heads >= 0 > own[1].heads)
+        if not heads:
+            continue
         given, wanted = _sample(inner, own, tuple(places), mask, heads, group)
         if block.shape(tuple(x.detach() for x in given)) in wanted:
             return True
@@ -200,6 +229,9 @@ def _probabilities(
     blind: bool = False,
 ) -> tuple[Layout, Tensor, Tensor] | None:
     """(the result's order, P, the products of queries and keys), both (B, H, S, S)."""
+    heads = _able(block, heads, group, inner.heads >= 0 > own[1].heads)
+    if not heads:
+        return None
     batch, rows = 2, width  # values are as wide as keys, where the code has one width for both
     draw = torch.Generator().manual_seed(11)
     q = size * torch.randn(batch, heads * group, rows, width, generator=draw, dtype=torch.float64)
@@ -215,7 +247,7 @@ def _probabilities(
     for place, x in zip(places, inputs, strict=True):
         given[place] = x
     assert block.run is not None
-    outcome = block.run({}, tuple(given))
+    outcome = block.run({side: side for shape in block.tensors.values() for side in shape}, tuple(given))
     result = None if outcome is None else outcome[0]
     if not isinstance(result, Tensor) or not result.is_floating_point():
         return None
@@ -225,7 +257,8 @@ def _probabilities(
             continue
         p = result.unflatten(0, (batch, -1)) if inner is ONE_BATCH else outer.of(result)
         p = (p.mT if inner is ONE_BATCH and outer is not ONE_BATCH else p).roll(-1, -1)
-        if not bool(((p.sum(-1) - 1).abs() < 1e-6).all()) or bool((p < 0).any()):
+        whole = p.sum(-1) - 1  # less, where a logit of none has its share
+        if not bool((whole.abs() < 1e-6).all() if not block.tensors else (whole < 1e-6).all()) or bool((p < 0).any()):
             continue
         if result.is_contiguous():  # a view may follow
             outer = replace(outer, outward=f"{outer.outward}.contiguous()")

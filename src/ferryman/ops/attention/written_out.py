@@ -8,7 +8,8 @@ are all -inf without a mask is 0, where the code that is written out gives NaN.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -22,7 +23,8 @@ _WIDTHS = (*range(4, 129, 4), 144, 160, 176, 192, 224, 256)  # head sizes
 
 
 def layers(block: Block) -> Iterator[Layer]:
-    if block.tensors or block.inputs not in (3, 4) or block.run is None:
+    sinks = [shape for shape in block.tensors.values() if math.prod(shape) == max(shape, default=0) > 1]
+    if len(sinks) != len(block.tensors) or len(sinks) > 1 or block.inputs not in (3, 4) or block.run is None:
         return
     readings = list(readings_of(block))
     if not readings:
@@ -37,19 +39,22 @@ def layers(block: Block) -> Iterator[Layer]:
         ),
         None,
     )
+    sides = {side: side for shape in sinks for side in shape}
     # of as many keys as queries alone, where other numbers are refused or give something else
     both = [r for r in (reading, flat) if r is not None]
     for shared in [True, False] if reading.mask in MASKS else [True]:
         for square in [True] if reading.causal else [False, True]:
-            yield _layer(*(replace(r, square=square, shared=shared) for r in both))
-    if reading.inner.heads >= 0 and not reading.single:  # the code names its key heads
+            yield _layer(*(replace(r, square=square, shared=shared) for r in both), sides=sides)
+            if reading.causal and reading.mask in ("", SIZED):
+                yield _layer(*(replace(r, square=square, shared=shared, added=True) for r in both), sides=sides)
+    if reading.inner.heads >= 0 and not (reading.single or sinks):  # the code names its key heads
         for heads in numbers_of(block):
             for square in [True] if reading.causal else [False, True]:
                 yield _layer(replace(reading, square=square, shared=False, heads=heads))
 
 
-def _layer(reading: Reading, flat: Reading | None = None) -> Layer:
-    """``flat``: the same code does for three dimensions, too."""
+def _layer(reading: Reading, flat: Reading | None = None, *, sides: Mapping[int, int] | None = None) -> Layer:
+    """``flat``: the same code does for three dimensions, too. sides: of the logits of its own, which stay."""
     expression, guard, q = _expression(reading), _guard(reading), f"a{reading.places[0]}"
     if flat is not None:
         expression = f"({expression} if {q}.dim() == 4 else {_expression(flat)})"
@@ -58,7 +63,7 @@ def _layer(reading: Reading, flat: Reading | None = None) -> Layer:
     return Layer(
         "attention",
         expression,
-        {},
+        sides or {},
         draw,
         len(SIZES),
         guard,
@@ -80,12 +85,20 @@ def _names(reading: Reading) -> list[str]:
 def _expression(reading: Reading) -> str:
     q, k, v, *mask = _names(reading)
     given = [layout.inward.format(x) for layout, x in zip(reading.own, (q, k, v), strict=True)]
-    options = {"causal": reading.causal, "scale": reading.scale, "softcap": reading.softcap}
+    options = {"causal": reading.causal and not reading.added, "scale": reading.scale, "softcap": reading.softcap}
     texts = [f"{name}={value!r}" for name, value in options.items() if value not in (False, None, 0.0)]
+    texts += [f"sinks={reading.sinks}"] * bool(reading.sinks)
+    if reading.added:
+        rows = f"({q}.shape[{reading.own[0].rows}], {k}.shape[{reading.own[1].rows}])"
+        hidden = f"torch.full({rows}, -torch.inf, dtype={q}.dtype, device={q}.device).triu(1)"
+        texts = [f"mask={hidden}", *texts]
     if reading.mask in ("", SIZED):
         return reading.outer.outward.format(f"ops.attention({', '.join([*given, *texts])})")
     shaped = mask[0] if reading.inner is not ONE_BATCH else f"{mask[0]}[..., None, :, :]"
-    texts += [f"mask={MASKS[reading.mask].format(shaped)}", "return_lse=True"]
+    texts += [f"mask={MASKS[reading.mask].format(shaped)}"]
+    if reading.sinks:  # a row that sees nothing is 0 in both
+        return reading.outer.outward.format(f"ops.attention({', '.join([*given, *texts])})")
+    texts += ["return_lse=True"]
     # a row that sees nothing is NaN there, and 0 here
     nothing, called = "(r[1] == -torch.inf).unsqueeze(-1)", f"ops.attention({', '.join([*given, *texts])})"
     blind = "r[0] * torch.where(b, torch.nan, 1.0).to(r[0].dtype)"
@@ -123,6 +136,8 @@ def _guard(reading: Reading) -> str:
         one = f" or {of_keys} == 1" if reading.one else ""
         tests.append(f"{of_keys} == {v}.shape[{heads}] and ({group}{one})")
         tests += [f"{of_keys} == {reading.heads}"] if reading.heads else []
+    if reading.sinks:
+        tests.append(f"{reading.sinks}.shape[0] == {q}.shape[{heads}] and {reading.sinks}.dtype is {q}.dtype")
     if reading.square:
         tests.append(f"{rows[0]} == {rows[1]}")
     if reading.mask == SIZED:

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from ferryman.ops.norm.definition import layer_norm as op_layer_norm
 from ferryman.ops.norm.definition import rms_norm as op_rms_norm
-from ferryman.ops.recognition import Candidate, Leaf, Served
+from ferryman.ops.norm.residual import blocks as _with_residuals
+from ferryman.ops.recognition import Block, Candidate, Layer, Leaf, Served
 
 _LARGEST_EPS = 0.1
 _MOST_HEADS = 512
@@ -94,6 +95,11 @@ def _pairs(names: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
     else:
         yield names[0], names[1]
         yield names[1], names[0]
+
+
+def blocks(block: Block) -> Iterator[Layer]:
+    """A residual that is added before."""
+    yield from _with_residuals(block)
 
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))

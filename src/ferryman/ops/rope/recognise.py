@@ -25,7 +25,7 @@ _NEVER = frozenset(f.__name__ for f in _OTHERS)
 # (batch, heads, heads of keys, tokens, width) of a seed; what a function cuts shows in the last two
 _SIZES = ((2, 4, 2, 5, 16), (2, 4, 2, 5, 16), (2, 4, 2, 5, 16), (1, 40, 20, 3, 320), (3, 2, 1, 1030, 8))
 
-_MORE = (8, 2, 6, 10, 4)  # numbers of a head that are not turned, where code names how many are
+_MORE = (8, 2, 6, 304, 4)  # numbers of a head that are not turned, where code names how many are
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Functions that scan one more token of a state space with a rate for each channel, and renew its state.
+"""Functions that scan a state space with a rate for each channel: one more token, whose state they renew, or all.
 
 `selective_scan` gives no gradient, so they are served where none is needed. Steps are drawn on both sides of softplus's
-bend, and not near 20 (`ssd_scan`). Functions that scan all tokens import other packages' scans as they run: no proof
-follows that.
+bend, and not near 20 (`ssd_scan`). A function that imports another package's scan as it runs is none: no proof follows
+that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ferryman.ops.recognition import Routine, Signature
+from ferryman.ops.selective_scan import whole
 from ferryman.ops.ssd_scan.recognise import Places, left_out, name_of, options
 
 # (batch, channels, state) of a seed
@@ -21,7 +22,8 @@ _SHAPES = ((2, 5, 3), (1, 4, 7), (3, 6, 2), (2, 3, 4), (2, 4, 5), (1, 6, 3))
 
 
 def routines(signature: Signature) -> Iterator[Routine]:
-    """state, x, dt, a, b, c; then options, in any order."""
+    """state, x, dt, a, b, c; then options, in any order. Or all tokens (`whole`)."""
+    yield from whole.routines(signature)
     if signature.required != 6:
         return
     for places in options(signature, ("d", "bias", "z"), ("softplus",)):

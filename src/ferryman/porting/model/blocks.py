@@ -43,8 +43,11 @@ _roles: dict[tuple[Any, ...], Role | Refusal | None] = {}
 def role_of(module: nn.Module) -> Role | Refusal | None:
     """The proven role of a block; a Refusal if one was proposed and not shown; None if none was proposed."""
     weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    plain = any(p.dim() in (2, 3) for p in weights.values()) and all(p.is_floating_point() for p in weights.values())
-    if not plain and (weights or not hasattr(type(module), PART)):
+    floating = all(p.is_floating_point() for p in weights.values())
+    plain = floating and any(p.dim() in (2, 3) for p in weights.values())
+    lines = floating and all(p.numel() == max(p.shape, default=0) for p in weights.values())
+    pair = bool(weights) and not module._modules and len(inputs_of(type(module))) == 2
+    if not plain and not (lines and (hasattr(type(module), PART) or pair)):
         return None
     children = {n: activations.gate_of(m) for n, m in module._modules.items() if m is not None}
     if not all(children.values()):
@@ -107,6 +110,9 @@ def _role_of(
         if not proof.ok and proof.distance is None and layer.fills:
             refusing = _refused(runs, block.inputs)
             proof = _prove(runs, block.inputs, refusing) if refusing else proof
+        if not proof.ok and layer.single and proof.distance == 0.0:  # narrower numbers it rounds at other places
+            refusing = [*STORAGE]
+            proof = _prove(runs, block.inputs, refusing)
         if proof.ok:
             try:
                 guards = tuple(trace.guards(never=runs.never))

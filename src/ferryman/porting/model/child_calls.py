@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import types
+from collections.abc import Mapping, Set
 from typing import Any
 
 from torch import Tensor, nn
 
-from ferryman.porting.model import source
+from ferryman.porting.model import source, spelling
+from ferryman.porting.model.trace import trusted
 
 DROPS = ".training and {}.p > 0"  # of a dropout, which a part has where it changes nothing
 
@@ -47,7 +49,7 @@ def given_by(owner: Any, name: str) -> Any:
         for names in (owner.__dict__, owner._parameters, owner._buffers, owner._modules):
             if name in names:
                 return names[name]
-        return source.MISSING
+        return declared if type(declared) is dict else source.MISSING  # a table of the class
     reads: Any = type(owner).__getattribute__
     if reads is not object.__getattribute__ or hasattr(type(owner), "__getattr__"):
         return source.MISSING
@@ -56,3 +58,59 @@ def given_by(owner: Any, name: str) -> Any:
 
 def is_super(e: ast.expr) -> bool:
     return isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id == "super" and not e.args
+
+
+def reached_from(name: str, members: Mapping[str, Any]) -> set[str]:
+    """All names in the code of a method, and of the methods and properties that it comes to."""
+    pending, reached = [name], set[str]()
+    while pending:
+        one = pending.pop()
+        if one not in reached:
+            reached.add(one)
+            codes = source.codes_of(inner) if (inner := _function_of(members.get(one))) is not None else ()
+            pending += [n for code in codes for n in code.co_names]
+    return reached
+
+
+def only_computes(name: str, members: Mapping[str, Any], children: frozenset[str], fresh: frozenset[str]) -> bool:
+    """Whether a method comes to functions of PyTorch, to children that change nothing, and to nothing else, and writes
+    over nothing."""
+    reached = reached_from(name, members)
+    return reached & children <= fresh and all(
+        _computes(members[n], fresh | members.keys()) for n in reached & members.keys()
+    )
+
+
+def _function_of(member: Any) -> types.FunctionType | None:
+    inner = source.innermost(getattr(member, "__func__", member)) if callable(member) else None
+    return inner if isinstance(inner, types.FunctionType) else None
+
+
+def _computes(member: Any, own: Set[str]) -> bool:
+    function = _function_of(member)
+    if function is None:
+        return not hasattr(type(member), "__get__")
+    tree = source.parsed(function) if function is getattr(member, "__func__", member) else None
+    if tree is None or not (arguments := [*tree.args.posonlyargs, *tree.args.args]):
+        return False
+    for node in ast.walk(tree):
+        stores = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        if stores or spelling.in_place(node) or isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Global):
+            return False
+        if isinstance(node, ast.Call) and not _is_known(node.func, arguments[0].arg, function, own):
+            return False
+    return True
+
+
+def _is_known(func: ast.expr, self_name: str, function: types.FunctionType, own: Set[str]) -> bool:
+    """A function of PyTorch or of Python that only computes, a method of a value, or what `reached_from` follows."""
+    value = source.resolve(func, function)
+    if value is not source.MISSING:
+        plain = isinstance(value, types.BuiltinFunctionType | types.FunctionType) and trusted(value)
+        return plain or value in (len, int, float, tuple, list, range, min, max, abs)
+    if not isinstance(func, ast.Attribute) or func.attr.startswith("_"):
+        return False
+    owner = func.value
+    if isinstance(owner, ast.Name) and owner.id == self_name:
+        return func.attr in own
+    return self_name not in [n.id for n in ast.walk(owner) if isinstance(n, ast.Name)] or isinstance(owner, ast.Call)

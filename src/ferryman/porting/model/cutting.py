@@ -71,6 +71,7 @@ class Search(Proving):
         # of one input it may be nearly a norm: what a part is of several, no leaf is
         alone = self.module is not None and not self.module._modules and len(inputs_of(kind)) < 2
         results = _results(body[-1], self.statements) if alone else set()
+        method = alone and self.function.__name__ != "forward"  # whose result may be a part of the module's
         for statement in reversed(self.statements):
             for root, e in statement.ops:
                 if alone and root not in results and not self.large:
@@ -84,6 +85,8 @@ class Search(Proving):
                 for leaves in self._cuts(root, statement):
                     if alone and not self.large and any(n.fact() and not n.counts() for n in leaves):
                         continue  # what it is given is not all that it computes of
+                    if method and not self._of_several(root, leaves):
+                        continue
                     if self._taken(body, statement, root, e, leaves):
                         self.whole |= self.large
                         return True
@@ -97,6 +100,11 @@ class Search(Proving):
         """Whether it calls a child that is served by itself."""
         assert isinstance(call, ast.Call)
         return ast.unparse(call.func).partition(".")[2] in self.fresh
+
+    def _of_several(self, root: Node, leaves: tuple[Node, ...]) -> bool:
+        """Whether it is of two values that flow or more, and has what parts of several have."""
+        inside = root.inside(frozenset(leaves))
+        return sum(not n.fact() for n in leaves) > 1 and bool({n.label for n in inside} & OF_SEVERAL)
 
     # Cuts
 
@@ -149,11 +157,12 @@ class Search(Proving):
         chosen, sized = [*turns, *(c for c in chosen if c not in turns)], sized | {c: root.inside(c) for c in turns}
         if self.large:
             chosen = [c for c in chosen if len(c) > 2 and products(sized[c]) == 2]
-            nearest = closest(root, lambda n: n in here or n in statement.names)
-            if nearest is not None and nearest not in chosen and self._worth(root.inside(nearest)):
-                chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
+            for ours in (False, True):
+                nearest = closest(root, lambda n: n in here or n in statement.names, ours)
+                if nearest is not None and nearest not in chosen and self._worth(root.inside(nearest)):
+                    chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
         if self.moving:
-            chosen = [c for c in chosen if c & moved and {n.label for n in sized[c]} & OF_SEVERAL]
+            chosen = [c for c in chosen if c & moved and (len(c) == 1 or {n.label for n in sized[c]} & OF_SEVERAL)]
         for cut in [c for c in chosen if len(c) > 2 and {n.label for n in sized[c]} & OF_SEVERAL]:
             numbered = with_numbers(root, cut, lambda n: n in here or n in statement.names)
             if numbered is not None and numbered not in chosen:
@@ -162,6 +171,7 @@ class Search(Proving):
             key=lambda c: (
                 len(c) > 2,
                 c not in turns,
+                len(c & moved) if self.large else 0,  # a local before what stands inside of others
                 len(c & past) > 0,
                 sum(n.counts() for n in c) > 1,
                 -sum(n.kind == "op" for n in sized[c]),
@@ -260,7 +270,8 @@ class Search(Proving):
         if e is None:
             return None
         none = ast.Constant(None)
-        calls = self.scan.acts(e, none, True)
+        # children that change nothing of what they are given may go in any order
+        calls = self.scan.acts(e, none, True) and self.scan.acts(e, none)
         between = [(body[i], none) for i in range(at + 1, statement.index)]
         if any(self.scan.acts(s, but, calls) for s, but in [(body[at], e), *between, (body[statement.index], root)]):
             return None

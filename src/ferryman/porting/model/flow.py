@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.porting.model import filling, loops, source, spelling
+from ferryman.porting.model import child_calls, filling, loops, source, spelling
 from ferryman.porting.model.child_calls import CHILDREN, given_by, is_own, is_plain_child, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
@@ -293,22 +293,18 @@ class Scan:
 
     def _harmless(self, func: ast.expr) -> bool:
         mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
-        return (mine and func.attr in self.fresh) or self._is_child(func)  # type: ignore[attr-defined]
+        if not mine:
+            return self._is_child(func)
+        assert isinstance(func, ast.Attribute)
+        if func.attr in self.fresh or self._is_child(func):
+            return True
+        children = frozenset(self.module._modules if self.module is not None else ())
+        return func.attr in self.members and child_calls.only_computes(func.attr, self.members, children, self.fresh)
 
     def _calls_children(self, name: str) -> bool:
         """Whether a method comes to a child of the module."""
         children = self.module._modules if self.module is not None else {}
-        pending, reached = [name], set()
-        while pending:
-            one = pending.pop()
-            if one in children:
-                return True
-            if one not in reached and one in self.members:
-                reached.add(one)
-                inner = source.innermost(getattr(self.members[one], "__func__", self.members[one]))
-                codes = source.codes_of(inner) if isinstance(inner, types.FunctionType) else ()
-                pending += [n for code in codes for n in code.co_names]
-        return False
+        return not child_calls.reached_from(name, self.members).isdisjoint(children)
 
     def _callable(self, func: ast.expr) -> bool:
         root: ast.expr = func
@@ -390,7 +386,7 @@ class Scan:
             fixed = isinstance(e.slice, ast.Constant) and isinstance(e.slice.value, int | str)
             if fixed:
                 return self._of_self(e.value, False) and not isinstance(self._at(e.value), Tensor)
-            table = source.resolve(e.value, self.function)
+            table = self._at(e.value) if self._of_self(e.value, False) else source.resolve(e.value, self.function)
             return type(table) is dict and self._of_self(e.slice, False)
         if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and len(e.args) == 2 and not e.keywords:
             asks = e.func.id not in self.locals and source.resolve(e.func, self.function) is getattr

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 
 @dataclass(eq=False)
 class Node:
@@ -63,6 +65,12 @@ class Node:
         if isinstance(tree, ast.BinOp | ast.UnaryOp):
             return all(sizes) and all(child.counts() for child in self.children)
         return isinstance(tree, ast.Subscript) and all(sizes)
+
+    def of_ours(self) -> bool:
+        """Whether it is computed of the module's tensors and settings alone, such as a weight that is scaled."""
+        below = self.inside(frozenset())
+        tensors = any(n.kind == "self" and isinstance(n.value, Tensor) for n in below)
+        return self.kind == "op" and self.write is None and tensors and all(n.kind != "leaf" for n in below)
 
     def fact(self) -> bool:
         """Whether it says what a tensor is like: such a number, a dtype or a device."""

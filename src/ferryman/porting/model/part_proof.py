@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ferryman.porting.model import blocks, flow, helpers, part_losses, part_sizes, recognise, source
+from ferryman.porting.model import blocks, flow, helpers, part_losses, part_sizes, part_weights, recognise, source
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part import Part, plain_function
-from ferryman.porting.model.part_shape import PRODUCTS, TURNS, of_products, of_several, products, stacks
+from ferryman.porting.model.part_shape import PRODUCTS, TURNS, of_products, of_several, own_logits, products, stacks
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import Read, Trace, Unproven, numbers_in
 from ferryman.porting.model.trees import copied, swap
@@ -44,13 +44,13 @@ class Proving:
         return self.methods or path in self.asked or path.startswith("ferryman_child(")
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
-        if sum(not n.fact() for n in leaves) > 2 and not of_several(root, leaves):
+        if sum(not (n.fact() or n.of_ours()) for n in leaves) > 2 and not of_several(root, leaves):
             return None
         if any(n.fact() for n in leaves):
             return self._of_sizes(root, leaves)
-        tree, own = self._function(root, leaves, True)
+        tree, own = self.function_of(root, leaves, True)
         self.asked |= {ast.unparse(node.tree) for node in own.values()}
-        plain, _ = self._function(root, leaves, False)
+        plain, _ = self.function_of(root, leaves, False)
         # what it reads of the module has the same names in every part: which it is, its own spelling says
         key = f"{ast.unparse(tree)}\n{ast.unparse(plain)}"
         if key not in self.tried:
@@ -69,7 +69,7 @@ class Proving:
         values = tuple(n for n in leaves if not n.fact())
         twice = products(root.inside(frozenset(leaves))) == 2
         places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
-        plain, _ = self._function(root, leaves, False)
+        plain, _ = self.function_of(root, leaves, False)
         key = ast.unparse(plain)
         if key in self.tried or places is None or not values:
             return self.tried.get(key)
@@ -82,7 +82,7 @@ class Proving:
                 ast.unparse(n.tree) for f in reading for n in f.inside(frozenset(leaves)) if n.kind == "self"
             }
             sizes = {node: ast.parse(text, mode="eval").body for node, text in reading.items()}
-            tree, own = self._function(root, leaves, True, sizes)
+            tree, own = self.function_of(root, leaves, True, sizes)
             self.asked |= {ast.unparse(node.tree) for node in own.values()}
             try:
                 part = self._proven(root, values, tree, plain, own, frozenset(leaves) | frozenset(reading))
@@ -131,26 +131,33 @@ class Proving:
         for order in itertools.permutations(range(count)) if count == 2 else [tuple(range(count))]:
             if count > 2:
                 break
-            module = self._module(tree, own, order)
+            module = self.module_of(tree, own, order)
             role = None if module is None else recognise.role_of(module)
             if module is not None and count == 1 and not isinstance(role, Role):
                 role = blocks.role_of(module)
             if module is not None and isinstance(role, Role):
                 return self._part(role, module, plain, own, order)
+        mine = tuple(n for n in leaves if n.of_ours())
+        if (
+            mine
+            and count - len(mine) == 1
+            and (part := part_weights.of_weights(self, root, leaves, mine, plain)) is not None
+        ):
+            return part
         labels = {n.label for n in inside}
         of_losses = bool(labels & part_losses.LOSSES) and labels <= part_losses.OF_LOSSES
         if count == 2 and of_losses and not own and part_losses.unasked(tree):
             for order in ((0, 1), (1, 0)):
-                module = self._module(tree, own, order)
+                module = self.module_of(tree, own, order)
                 if module is not None:
                     setattr(type(module), blocks.PART, True)
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
-        if count in (3, 4) and products(inside) == 2 and not _tensors(own):
+        if count in (3, 4) and products(inside) == 2 and (not _tensors(own) or own_logits(own.values())):
             firsts = of_products(root, ordered)
             order = firsts or tuple(range(count))
-            module = self._module(tree, own, order)
+            module = self.module_of(tree, own, order)
             if module is not None:
                 setattr(type(module), blocks.PART, blocks.ORDERED if firsts else True)
             role = None if module is None else blocks.role_of(module)
@@ -158,7 +165,7 @@ class Proving:
                 return self._part(role, module, plain, own, order)
         if count == 3 and stacks(own.values()) == 2:
             for order in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):
-                module = self._module(tree, own, order)
+                module = self.module_of(tree, own, order)
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
@@ -166,7 +173,7 @@ class Proving:
             return None
         for first in range(count) if count < 4 else (0,):
             order = (first, *(i for i in range(count) if i != first))
-            module = self._module(tree, own, order)
+            module = self.module_of(tree, own, order)
             if module is None:
                 return None
             wanted = helpers.able(count, labels, names_reached(type(module)))
@@ -182,9 +189,9 @@ class Proving:
                 names = [""] * count
                 for j, i in enumerate(order):
                     names[i] = f"a{j}"
-                same = self._same(module, own)
+                same = self.same(module, own)
                 shown = [((*same, form.guard), form.helper.expression) for form in forms]
-                return self._made(forms[0].helper.op, plain, own, names, shown, True, module, forms[0].reads)
+                return self.part_of(forms[0].helper.op, plain, own, names, shown, True, module, forms[0].reads)
         return None
 
     def _part(
@@ -196,10 +203,10 @@ class Proving:
         guards = tuple(f"bool({text}) is {outcome}" for text, outcome in role.guards)
         for parameter, name in zip(role.parameters, role.inputs, strict=False):
             guards = tuple(re.sub(rf"\b{parameter}\b", name, text) for text in guards)
-        tests = (*self._same(module, own), *role.tests, *guards)
-        return self._made(role.op, plain, own, names, [(tests, role.expression)], role.gradient, module, role.reads)
+        tests = (*self.same(module, own), *role.tests, *guards)
+        return self.part_of(role.op, plain, own, names, [(tests, role.expression)], role.gradient, module, role.reads)
 
-    def _made(
+    def part_of(
         self,
         op: str,
         plain: ast.FunctionDef,
@@ -209,8 +216,9 @@ class Proving:
         gradient: bool,
         module: nn.Module,
         reads: tuple[Read, ...],
+        passed: frozenset[str] = frozenset(),
     ) -> Part | None:
-        """With what is read of ours under names of its own."""
+        """With what is read of ours under names of its own. passed: of these, what comes as a value."""
         paths = {alias: self._of_ours(node.tree) for alias, node in own.items()}
         texts = [text for tests, expression in forms for text in (*tests, expression)]
         attributes = dict.fromkeys(n for text in texts for n in re.findall(r"\bself\.(\w+)", text))
@@ -220,7 +228,7 @@ class Proving:
         def read(text: str) -> str:
             return re.sub(r"\bself\.(\w+)", lambda m: local[m[1]], text)
 
-        reading = [(local[n], paths.get(n, f"self.{n}")) for n in attributes]
+        reading = [(local[n], paths.get(n, f"self.{n}")) for n in attributes if n not in passed]
         functions = [(a, n.value) for a, n in own.items() if isinstance(n.value, _HELD)]
         reading += [(a, paths[a]) for a, _ in functions if a not in attributes]
         plainly = [f"type({local[n]}) in ferryman_plain" for n in tensors]
@@ -239,7 +247,7 @@ class Proving:
             tuple(_child(n.whole) for n in self.root.inside(frozenset()) if n.whole is not None),
         )
 
-    def _same(self, module: nn.Module, own: dict[str, Node]) -> tuple[str, ...]:
+    def same(self, module: nn.Module, own: dict[str, Node]) -> tuple[str, ...]:
         """Tests that what the proof had of the module is what it has."""
         tests = [f"ferryman_same(self.{a}, {n.value!r})" for a, n in own.items() if _is_plain(n.value)]
         reached = names_reached(type(module))
@@ -263,7 +271,7 @@ class Proving:
 
     # A module of the part
 
-    def _function(
+    def function_of(
         self, root: Node, leaves: tuple[Node, ...], aliased: bool, sizes: dict[Node, ast.expr] | None = None
     ) -> tuple[ast.FunctionDef, dict[str, Node]]:
         """(the part as a function, what it reads of the module by the name that it has there). sizes: what stands
@@ -309,7 +317,7 @@ class Proving:
         tree.__dict__.setdefault("type_params", [])
         return ast.fix_missing_locations(copied(tree)), own
 
-    def _module(self, tree: ast.FunctionDef, own: dict[str, Node], order: tuple[int, ...]) -> nn.Module | None:
+    def module_of(self, tree: ast.FunctionDef, own: dict[str, Node], order: tuple[int, ...]) -> nn.Module | None:
         tree = copied(tree)
         tree.args.args = [tree.args.args[0], *(tree.args.args[1 + i] for i in order)]
         forward = plain_function(self.function, tree)

@@ -25,6 +25,13 @@ def products(nodes: Iterable[Node]) -> int:
     return sum(n.kind == "op" and n.label in PRODUCTS for n in nodes)
 
 
+def own_logits(nodes: Iterable[Node]) -> bool:
+    """Whether the one tensor of the module's there is a vector, as attention has logits that no key gives."""
+    tensors = [n.value for n in nodes if n.kind == "self" and isinstance(n.value, Tensor)]
+    one = tensors[0] if len(tensors) == 1 else None
+    return one is not None and one.is_floating_point() and one.numel() == max(one.shape, default=0) > 1
+
+
 def of_several(root: Node, leaves: tuple[Node, ...]) -> bool:
     """Whether a part of more than two values may be one at all."""
     inside = root.inside(frozenset(leaves))
@@ -33,7 +40,7 @@ def of_several(root: Node, leaves: tuple[Node, ...]) -> bool:
     tensors = any(isinstance(n.value, Tensor) for n in inside if n.kind == "self")
     return (
         products(inside) == 2
-        and not tensors
+        and (not tensors or own_logits(inside))
         and (sum(not n.fact() for n in leaves) == 3 or of_products(root, leaves) is not None)
     )
 
@@ -76,9 +83,9 @@ def of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None:
     return (*places, *(i for i in range(len(leaves)) if i not in places))
 
 
-def closest(root: Node, known: Callable[[Node], bool]) -> frozenset[Node] | None:
+def closest(root: Node, known: Callable[[Node], bool], ours: bool = False) -> frozenset[Node] | None:
     """The values next to two products that a node is computed of, and the numbers that are sizes of others; None where
-    it has no two, or too many values."""
+    it has no two, or too many values. ours: also those of the module's tensors alone, such as a bias of positions."""
     inside = root.inside(frozenset())
     first = next((n for n in inside if n.kind == "op" and products([n])), None)
     if first is None:
@@ -88,7 +95,9 @@ def closest(root: Node, known: Callable[[Node], bool]) -> frozenset[Node] | None
 
     def add(node: Node, whole: bool) -> bool:
         counts.extend([node] if node.counts() else [])
-        if node.counts() or not any(n.kind == "leaf" for n in node.inside(frozenset())):
+        below = node.inside(frozenset())
+        own = ours and node.kind == "op" and whole and known(node) and any(isinstance(n.value, Tensor) for n in below)
+        if node.counts() or not (own or any(n.kind == "leaf" for n in below)):
             return True
         plain = node.kind == "op" and not isinstance(node.tree, ast.Attribute | ast.Slice | ast.Tuple | ast.List)
         if whole and (known(node) if plain else isinstance(node.tree, ast.Name)):

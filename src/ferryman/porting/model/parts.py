@@ -48,7 +48,7 @@ def of_module(
     facts: dict[tuple[str, str], tuple[Any, bool]] = {}
     functions = []
     for name in methods:
-        if name != "forward" and (name not in reached or not module._modules):
+        if name != "forward" and name not in reached:
             continue
         inner = source.innermost(methods[name])
         tree = source.parsed(inner)

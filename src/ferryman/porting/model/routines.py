@@ -103,9 +103,10 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
     except Unproven:
         return
     op, shown = "", set()
+    refuted: set[Any] = set()
     for routine in routines:
         fixed = frozenset(routine.fixed.items())
-        if fixed in shown or (op and routine.op != op):
+        if fixed in shown or (op and routine.op != op) or not _quick(followed, routine, refuted):
             continue
         proof = _prove(followed, routine, trace)
         if not proof.ok:
@@ -124,20 +125,34 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
         yield Form(routine, guards, proof, tuple(trace.reads))
 
 
+def _quick(followed: Any, routine: Routine, refuted: set[Any]) -> bool:
+    """Whether a first draw shows nothing against it. refuted: draws that the function refuses, and what was not what it
+    says of one, of those before."""
+    draw = routine.draw
+    drawn = (draw.func, repr(draw.args), repr(draw.keywords)) if isinstance(draw, functools.partial) else id(draw)
+    if drawn in refuted or (drawn, routine.expression) in refuted:
+        return False
+    given = routine.draw(0)
+    if not _accepted(functools.partial(_with_written, followed, routine.writes), given):
+        refuted.add(drawn)
+        return False
+    original, expression = _both(followed, routine, _DEFINITIONS)
+    if prove(original, expression, [given], storage=(), gradients=False).ok:
+        return True
+    refuted.add((drawn, routine.expression))
+    return False
+
+
 def _prove(followed: Any, routine: Routine, trace: Trace) -> Proof:
     given = [routine.draw(seed) for seed in range(routine.seeds - routine.refused)]
     original, expression = _both(followed, routine, _DEFINITIONS)
-    for test in trace.tests:
-        test.seen.clear()
-    quick = prove(original, expression, given[:1], storage=(), gradients=False)
-    if not quick.ok:
-        return quick
     more = [routine.draw(seed) for seed in range(routine.seeds - routine.refused, routine.seeds)]
     given += [values for values in more if _accepted(original, values)]
     for test in trace.tests:  # what was refused covers nothing
         test.seen.clear()
-    proof = prove(original, expression, given, gradients=routine.gradient)
-    if proof.ok and routine.wide:
+    wide = routine.wide if routine.apart else frozenset[int]()
+    proof = prove(original, expression, given, gradients=routine.gradient, wide=wide)
+    if proof.ok and routine.wide - wide:
         mixed = prove(original, expression, given[:3], gradients=False, wide=routine.wide)
         return proof if mixed.ok else mixed
     return proof

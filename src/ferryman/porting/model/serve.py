@@ -16,7 +16,7 @@ from ferryman.porting.model import above, adding, cuts, gating, handing, learnin
 from ferryman.porting.model.cutting import place_of
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.source import MISSING
-from ferryman.porting.model.trees import attribute_of
+from ferryman.porting.model.trees import KEPT, attribute_of, mark_kept
 from ferryman.porting.model.uses import Conditions, Use, called, more, registries, served, served_methods, standing
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Serve(ast.NodeTransformer):
         conditions: Conditions,
         own_parts: tuple[Part, ...] = (),
     ) -> None:
+        mark_kept(tree)
         self.conditions, self.gated = conditions, set[Any]()  # places of products that are served
         self.parts = {f"{PREFIX}{i}": part for i, part in enumerate(own_parts)}
         self.owner, self.own, self.depth = owner, function, depth
@@ -63,10 +64,8 @@ class Serve(ast.NodeTransformer):
         return learning.learns(value, self.learnt, self.self_name, self.own_methods)
 
     def _put(self, value: Any, node: ast.AST) -> ast.expr:
-        name = next((n for n, known in self.new.items() if known is value), "")
-        if not name:
-            name = f"ferryman_{len(self.new)}"
-            self.new[name] = value
+        name = next((n for n, known in self.new.items() if known is value), f"ferryman_{len(self.new)}")
+        self.new[name] = value
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
     # Names
@@ -93,7 +92,7 @@ class Serve(ast.NodeTransformer):
 
     def _name(self, node: ast.expr) -> ast.expr:
         value = source.resolve(node, self.own)
-        if value is MISSING:
+        if value is MISSING or hasattr(node, KEPT):
             return node
         if id(value) in registries:
             self.owner.interfaces.add(id(value))

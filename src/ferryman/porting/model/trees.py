@@ -79,3 +79,21 @@ def around(tree: ast.AST, part: ast.AST) -> set[int]:
         return {id(tree)}
     inside = set[int]().union(*(around(child, part) for child in ast.iter_child_nodes(tree)))
     return inside | {id(tree)} if inside else inside
+
+
+KEPT = "ferryman_kept"
+
+
+def mark_kept(tree: ast.AST) -> None:
+    """Mark names that say which function something is, or that are stored where others may ask: what stands for a
+    function is another."""
+    for node in ast.walk(tree):
+        asked = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and any(
+            isinstance(t, ast.Attribute | ast.Subscript) for t in targets
+        ):
+            called = {id(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+            asked += [n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute) and id(n) not in called]
+        for name in asked:
+            setattr(name, KEPT, True)
