@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -253,3 +254,28 @@ def test_a_windowed_token_divides_the_keys_that_it_sees(monkeypatch: pytest.Monk
     # where a key's number says more, and where rows are 40 bytes apart: not aligned alike for every length
     for others in ({"dropout_p": 0.1, "dropout_seed": seed}, {"dim": 20}):
         assert launched(6000, 1024, **others) == launched(6000, None, **others)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "much"),
+    [
+        ((2, 16, 2048, 64), {"mask": torch.bool}, True),
+        ((2, 16, 2048, 64), {"mask": torch.bfloat16}, False),
+        ((2, 16, 512, 64), {"mask": torch.bool}, False),
+        ((2, 16, 2048, 80), {"mask": torch.bool}, False),
+        ((2, 16, 2048, 64), {}, False),
+        ((2, 16, 2048, 64), {"window": 1500}, False),
+        ((2, 32, 2048, 64), {"window": 1500, "causal": True}, True),
+        ((2, 16, 2048, 64), {"window": 500, "causal": True}, False),
+        ((2, 16, 4096, 64), {"window": 1500, "causal": True}, True),
+    ],
+    ids=str,
+)
+def test_what_is_hidden_of_much_work_is_not_traced_as_a_librarys_call(
+    shape: tuple[int, ...], options: dict[str, Any], much: bool
+) -> None:
+    q = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    dtype = options.get("mask")
+    mask = None if dtype is None else torch.empty(shape[2], shape[2], dtype=dtype, device="meta")
+    args = (q, q, options.get("causal", False), options.get("window"), mask)
+    assert torch_kernels._hoppers_when_traced(*args) is much

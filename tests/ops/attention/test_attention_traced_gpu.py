@@ -102,6 +102,28 @@ def test_a_window_is_traced_as_flash_attention(causal: bool, kv_heads: int) -> N
             assert (mine.float() - right).norm() < 2.0**-7 * right.norm()
 
 
+@pytest.mark.parametrize("kind", ["mask", "window"])
+def test_much_work_that_is_hidden_stays_the_ops(kind: str) -> None:
+    """Whose own kernel skips it; a gradient's forward is traced."""
+    if "wgmma" not in select.target_of(detect("cuda")).features:
+        pytest.skip("of Hopper's kernel")
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(2, 2048, 32, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
+    seen = torch.ones(2048, 2048, dtype=torch.bool, device="cuda").tril()
+    given: dict[str, Any] = {"mask": seen} if kind == "mask" else {"causal": True, "window": 1500}
+    targets: list[str] = []
+
+    def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    with torch.no_grad():
+        got = torch.compile(lambda: ops.attention(q, k, v, **given), fullgraph=True, backend=looking)()
+        with ferryman.use(attention="triton.hopper"):
+            assert torch.equal(got, ops.attention(q, k, v, **given))
+    assert any("ferryman.attention" in name for name in targets)
+
+
 @pytest.mark.parametrize("width", [128, 60])
 def test_narrow_values_are_traced_as_they_are(width: int) -> None:
     if "wgmma" not in select.target_of(detect("cuda")).features:

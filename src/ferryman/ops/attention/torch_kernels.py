@@ -477,6 +477,18 @@ def _vectorised_when_traced(x: Tensor) -> bool:
     return _noted_offset() == 1 and batch % words == 0 and head % words == 0 and row % words == 0
 
 
+_MUCH = 1 << 33  # products whose time `triton.hopper` saves more of than the way to the op costs the host
+
+
+def _hoppers_when_traced(q: Tensor, k: Tensor, causal: bool, window: int | None, mask: Tensor | None) -> bool:
+    """Whether a bool mask, or a causal window, is a matter of the op's own kernel for Hopper."""
+    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
+    hiding = causal if mask is None else mask.dtype == torch.bool
+    if not hiding or (mask is None and window is None) or dim not in (64, 128) or queries < 128:
+        return False
+    return bool(batch * heads * queries * (keys if window is None else min(keys, window)) * dim >= _MUCH)
+
+
 def attention_traced(
     q: Tensor,
     k: Tensor,
@@ -509,6 +521,10 @@ def attention_traced(
         return None
     factor, width = head_dim**-0.5 if scale is None else scale, v.shape[3]
     by_cudnn = _takes_cudnn(q, features.split())
+    learns = mask is not None and mask.requires_grad
+    saved = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or learns)
+    if by_cudnn and not saved and width == head_dim and _hoppers_when_traced(q, k, causal, window, mask):
+        return None
     if window is not None:  # FlashAttention-2 skips what it hides; of as many queries as keys each sees a key
         if not by_cudnn or mask is not None or sq != k.shape[2] or width != head_dim:
             return None
@@ -521,8 +537,6 @@ def attention_traced(
         )
         return got[0].transpose(1, 2)
     v = _as_wide(v, _words_of(width) if by_cudnn else head_dim)
-    learns = mask is not None and mask.requires_grad
-    saved = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or learns)
     if q.is_cpu and q.dtype == torch.float32 and mask is None:
         keys, values = _grouped(k, heads), _grouped(v, heads)
         got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, needs_mask, scale=factor)
