@@ -1028,6 +1028,7 @@ def attention(
     if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
     window, chunk = hiding(q, k, causal, window, key_range, chunk)
+    key_range = None if key_range is None else key_range.contiguous()
     q, k, v = operand(q), operand(k), operand(v)
     biased = mask is not None and mask.dtype != torch.bool
     bias = _bias(mask) if mask is not None and biased else q
@@ -1040,7 +1041,7 @@ def attention(
         kind, own = _OF_MASK.value, _key_mask(mask, batch)
         ranges, apart, step = keys_of_mask(own, key_range, batch), own.stride(0), own.stride(3)
     elif key_range is not None:
-        kind, ranges = _GIVEN.value, key_range.contiguous()
+        kind, ranges = _GIVEN.value, key_range
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for K
     # and V (B16 H32 S1024 D64: 227 us, in groups 210).

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
-_WRITERS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
+_WRITERS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__ifloordiv__", "__imod__"}
+_WRITERS |= {"__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}
 _ASKS = {"shape", "dtype", "device", "requires_grad", "is_cuda", "is_cpu", "layout", "ndim", "names", "grad_fn"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import types
 from collections.abc import Mapping, Set
 from typing import Any
@@ -12,6 +13,15 @@ from torch import Tensor, nn
 from ferryman.porting.model import source, spelling
 from ferryman.porting.model.trace import trusted
 
+_OF_PYTHON = (len, int, float, tuple, list, range, min, max, abs)
+_DRAWS = re.compile(r".*dropout.*|rand.*|.*seed.*|.*rng.*|bernoulli|multinomial|normal|rrelu|gumbel_softmax|poisson")
+_OTHERS = {
+    "add",
+    "sort",
+    "backward",
+    "register_hook",
+    "retain_grad",
+}  # a set's, a list's, or that change a tensor's state
 DROPS = ".training and {}.p > 0"  # of a dropout, which a part has where it changes nothing
 
 
@@ -106,11 +116,16 @@ def _is_known(func: ast.expr, self_name: str, function: types.FunctionType, own:
     """A function of PyTorch or of Python that only computes, a method of a value, or what `reached_from` follows."""
     value = source.resolve(func, function)
     if value is not source.MISSING:
-        plain = isinstance(value, types.BuiltinFunctionType | types.FunctionType) and trusted(value)
-        return plain or value in (len, int, float, tuple, list, range, min, max, abs)
+        if not isinstance(value, types.BuiltinFunctionType | types.FunctionType):
+            return value in _OF_PYTHON
+        home, name = getattr(value, "__module__", None) or "", value.__name__
+        plain = trusted(value) and home != "builtins" and not home.startswith("torch.distributed")
+        return value in _OF_PYTHON or (plain and not (name.endswith("_") or _DRAWS.fullmatch(name)))
     if not isinstance(func, ast.Attribute) or func.attr.startswith("_"):
         return False
     owner = func.value
     if isinstance(owner, ast.Name) and owner.id == self_name:
         return func.attr in own
+    if not hasattr(Tensor, func.attr) or func.attr in _OTHERS or _DRAWS.fullmatch(func.attr):
+        return False
     return self_name not in [n.id for n in ast.walk(owner) if isinstance(n, ast.Name)] or isinstance(owner, ast.Call)

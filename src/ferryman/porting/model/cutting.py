@@ -270,8 +270,7 @@ class Search(Proving):
         if e is None:
             return None
         none = ast.Constant(None)
-        # children that change nothing of what they are given may go in any order
-        calls = self.scan.acts(e, none, True) and self.scan.acts(e, none)
+        calls = self.scan.acts(e, none, True)
         between = [(body[i], none) for i in range(at + 1, statement.index)]
         if any(self.scan.acts(s, but, calls) for s, but in [(body[at], e), *between, (body[statement.index], root)]):
             return None

@@ -285,21 +285,27 @@ class Scan:
         """Whether a statement calls what may write over a value, or any child, before it gets to a part of it."""
         if (id(tree), any_child) not in self.acting:
             self.occurring = []  # what was read before stays as it is
-            calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and self.function_of(n.func) is None]
+            calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+            calls = [n for n in calls if self.function_of(n.func) is None or self._may_write(n.func)]
             self.acting[id(tree), any_child] = tree, [c for c in calls if any_child or not self._harmless(c.func)]
         calls = self.acting[id(tree), any_child][1]
         later = around(tree, but) if calls else set()
         return any(id(c) not in later for c in calls)
 
     def _harmless(self, func: ast.expr) -> bool:
+        name = self._own_name(func)
+        known = self._is_child(func) or name in self.fresh
+        return known or (name in self.members and not self._may_write(func))
+
+    def _own_name(self, func: ast.expr) -> str:
         mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
-        if not mine:
-            return self._is_child(func)
-        assert isinstance(func, ast.Attribute)
-        if func.attr in self.fresh or self._is_child(func):
-            return True
+        return func.attr if mine else ""  # type: ignore[attr-defined]
+
+    def _may_write(self, func: ast.expr) -> bool:
+        """Whether it is a method of the module's that does more than to compute."""
+        name = self._own_name(func)
         children = frozenset(self.module._modules if self.module is not None else ())
-        return func.attr in self.members and child_calls.only_computes(func.attr, self.members, children, self.fresh)
+        return name in self.members and not child_calls.only_computes(name, self.members, children, self.fresh)
 
     def _calls_children(self, name: str) -> bool:
         """Whether a method comes to a child of the module."""

@@ -85,10 +85,9 @@ KEPT = "ferryman_kept"
 
 
 def mark_kept(tree: ast.AST) -> None:
-    """Mark names that say which function something is, or that are stored where others may ask: what stands for a
-    function is another."""
+    """Mark names that are stored where others may ask which function they are: what stands for one is another."""
     for node in ast.walk(tree):
-        asked = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        asked: list[ast.expr] = []
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if isinstance(node, ast.Assign | ast.AnnAssign) and any(
             isinstance(t, ast.Attribute | ast.Subscript) for t in targets
