@@ -71,7 +71,8 @@ class Search(Proving):
         # of one input it may be nearly a norm: what a part is of several, no leaf is
         alone = self.module is not None and not self.module._modules and len(inputs_of(kind)) < 2
         results = _results(body[-1], self.statements) if alone else set()
-        method = alone and self.function.__name__ != "forward"  # whose result may be a part of the module's
+        first = source.innermost(getattr(kind, "forward", None))
+        method = alone and self.function is not first  # whose result may be a part of the module's
         for statement in reversed(self.statements):
             for root, e in statement.ops:
                 if alone and root not in results and not self.large:
