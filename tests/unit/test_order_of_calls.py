@@ -11,6 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import ferryman
+from tests.unit.disguises_blind_fourth_heads import FOURTH_HEADS
+from tests.unit.test_blind import _right
 
 WIDTH = 16
 
@@ -163,3 +165,8 @@ def test_it_gives_what_it_gave(kind: type[nn.Module], training: bool) -> None:
     assert (results[0] - results[1]).abs().max() < 1e-5
     if kind is Stored:
         assert module.used is F.scaled_dot_product_attention
+
+
+def test_code_that_writes_over_what_it_is_given_spoils_no_later_proof(tmp_path: Any) -> None:
+    ferryman.port(Filling())
+    assert _right(FOURTH_HEADS, {"JSinCos"}, tmp_path) == []

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ferryman.porting.model import source, spelling
 from ferryman.porting.model.trace import trusted
 
-_OF_PYTHON = (len, int, float, tuple, list, range, min, max, abs)
+_OF_PYTHON = (len, int, float, bool, tuple, list, range, slice, min, max, abs, sum, enumerate, zip, isinstance)
+_MAKES = re.compile(r"(new_)?(empty|zeros|ones|full)(_like)?|clone")
 _DRAWS = re.compile(r".*dropout.*|rand.*|.*seed.*|.*rng.*|bernoulli|multinomial|normal|rrelu|gumbel_softmax|poisson")
 _OTHERS = {
     "add",
@@ -101,15 +102,35 @@ def _computes(member: Any, own: Set[str]) -> bool:
     if function is None:
         return not hasattr(type(member), "__get__")
     tree = source.parsed(function) if function is getattr(member, "__func__", member) else None
-    if tree is None or not (arguments := [*tree.args.posonlyargs, *tree.args.args]):
+    if tree is None:
         return False
+    arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+    self_name = "" if isinstance(member, staticmethod) or not arguments else arguments[0]
+    mine = _made_here(tree) - set(arguments)
     for node in ast.walk(tree):
         stores = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        if stores and isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in mine:
+            continue
         if stores or spelling.in_place(node) or isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Global):
             return False
-        if isinstance(node, ast.Call) and not _is_known(node.func, arguments[0].arg, function, own):
+        if isinstance(node, ast.Call) and not _is_known(node.func, self_name, function, own):
             return False
     return True
+
+
+def _made_here(tree: ast.FunctionDef) -> set[str]:
+    """Locals that are always new tensors."""
+    made = dict[str, bool]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            made.setdefault(node.id, False)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            call = node.value.func if isinstance(node.value, ast.Call) else None
+            new = isinstance(call, ast.Attribute) and bool(_MAKES.fullmatch(call.attr))
+            stored = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == node.targets[0].id]
+            made[node.targets[0].id] = new and sum(isinstance(n.ctx, ast.Store) for n in stored) == 1
+    return {name for name, new in made.items() if new}
 
 
 def _is_known(func: ast.expr, self_name: str, function: types.FunctionType, own: Set[str]) -> bool:

@@ -247,7 +247,7 @@ def _result(call: Any, draw: Any, joined: bool, results: dict[int, Any]) -> list
     if first.number not in results:
         try:
             with torch.no_grad(), Widened(torch.float64):
-                result = flat(_parts(call, joined)(*first.given))
+                result = flat(_parts(call, joined)(*(a.clone() for a in first.given)))  # it may write over them
         except Exception:  # noqa: BLE001 - foreign code may raise what it likes
             result = None
         if result is None or [w.dim() for w in result] != [first.given[0].dim()] * len(result):
