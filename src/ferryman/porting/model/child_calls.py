@@ -106,7 +106,7 @@ def _computes(member: Any, own: Set[str]) -> bool:
         return False
     arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
     self_name = "" if isinstance(member, staticmethod) or not arguments else arguments[0]
-    mine = _made_here(tree) - set(arguments)
+    mine = _new_here(tree) - set(arguments)
     for node in ast.walk(tree):
         stores = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
         if stores and isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in mine:
@@ -118,19 +118,19 @@ def _computes(member: Any, own: Set[str]) -> bool:
     return True
 
 
-def _made_here(tree: ast.FunctionDef) -> set[str]:
+def _new_here(tree: ast.FunctionDef) -> set[str]:
     """Locals that are always new tensors."""
-    made = dict[str, bool]()
+    new = dict[str, bool]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            made.setdefault(node.id, False)
+            new.setdefault(node.id, False)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             call = node.value.func if isinstance(node.value, ast.Call) else None
-            new = isinstance(call, ast.Attribute) and bool(_MAKES.fullmatch(call.attr))
+            makes = isinstance(call, ast.Attribute) and bool(_MAKES.fullmatch(call.attr))
             stored = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == node.targets[0].id]
-            made[node.targets[0].id] = new and sum(isinstance(n.ctx, ast.Store) for n in stored) == 1
-    return {name for name, new in made.items() if new}
+            new[node.targets[0].id] = makes and sum(isinstance(n.ctx, ast.Store) for n in stored) == 1
+    return {name for name, always in new.items() if always}
 
 
 def _is_known(func: ast.expr, self_name: str, function: types.FunctionType, own: Set[str]) -> bool:
