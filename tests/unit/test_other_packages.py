@@ -139,7 +139,7 @@ def test_doctor_lists_it(tmp_path: Path) -> None:
     install(tmp_path, "gathered_ops", {**GATHERED, "definition": "import no_such_module"})
     wrong = {m: text.replace("gathered", "wrong") for m, text in GATHERED.items()}
     dtype = '\nfrom ferryman.ops.primitive import Case, TensorSpec\nEVIDENCE = (Evidence("wrong", lambda: ('
-    dtype += 'Case("one", {"x": TensorSpec((2,), "float99")}),)),)\n'
+    dtype += 'Case("one", {"sizes": TensorSpec((2,), "float99")}),)),)\n'
     kernels = {"evidence": wrong["evidence"] + dtype, "torch_kernels": "import not_here"}
     install(tmp_path, "wrong_ops", {**wrong, **kernels})
     install(tmp_path, "no_backend", {}, "ferryman.backends", "no_backend:Nothing")
