@@ -477,7 +477,7 @@ def _vectorised_when_traced(x: Tensor) -> bool:
     return _noted_offset() == 1 and batch % words == 0 and head % words == 0 and row % words == 0
 
 
-_MUCH = 1 << 33  # products whose time `triton.hopper` saves more of than the way to the op costs the host
+_MUCH = 1 << 33  # products; computed: `triton.hopper` then saves the device more than the op costs the host
 
 
 def _hoppers_when_traced(q: Tensor, k: Tensor, causal: bool, window: int | None, mask: Tensor | None) -> bool:

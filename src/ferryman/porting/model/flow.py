@@ -294,8 +294,7 @@ class Scan:
 
     def _harmless(self, func: ast.expr) -> bool:
         name = self._own_name(func)
-        known = self._is_child(func) or name in self.fresh
-        return known or (name in self.members and not self._may_write(func))
+        return self._is_child(func) or name in self.fresh or (name in self.members and not self._may_write(func))
 
     def _own_name(self, func: ast.expr) -> str:
         mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ferryman.porting.model import above, adding, cuts, gating, handing, learning, source, spelling
+from ferryman.porting.model import above, adding, comparing, cuts, gating, handing, learning, source, spelling
 from ferryman.porting.model.cutting import place_of
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.source import MISSING
@@ -76,10 +76,8 @@ class Serve(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id == self.self_name:
             self.methods.setdefault(node.attr, self.conditions)
-            bound = dict(self.owner.parted.attributes).get(node.attr)
+            bound = None if hasattr(node, KEPT) else dict(self.owner.parted.attributes).get(node.attr)
             if bound is not None:
-                if hasattr(node, KEPT):
-                    return node
                 entry = served()[bound]
                 self._use(entry.op, node, entry.fixed)
                 return self._while(node, bound, self._put(entry.replacement, node))
@@ -91,40 +89,6 @@ class Serve(ast.NodeTransformer):
             return self._name(node)
         self.generic_visit(node)
         return node
-
-    def _stand_in(self, node: ast.expr) -> Any:
-        """What stands for the function that an expression names; None where it names none that is served."""
-        value = None
-        if attribute_of(node, self.self_name) is not None:
-            bound = dict(self.owner.parted.attributes).get(getattr(node, "attr", ""))
-            return None if bound is None else served()[bound].replacement
-        if isinstance(node, ast.Name | ast.Attribute):
-            value = source.resolve(node, self.own)
-        function = isinstance(value, types.FunctionType | types.BuiltinFunctionType)
-        entry = (served().get(value) or more.get(value)) if function else None
-        return None if entry is None else entry.replacement
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """A function is itself, and what stands for it is the same."""
-        sides = [node.left, *node.comparators]
-        stands = [self._stand_in(side) for side in sides]
-        if not any(stands):
-            self.generic_visit(node)
-            return node
-        node.left, *node.comparators = (s if t else self.visit(s) for s, t in zip(sides, stands, strict=True))
-        other = [node.left, *node.comparators][stands.index(None)] if None in stands else None
-        once = any(isinstance(n, ast.Call | ast.Await | ast.NamedExpr) for n in ast.walk(node))
-        if (
-            len(sides) != 2
-            or other is None
-            or once
-            or not isinstance(node.ops[0], ast.Is | ast.IsNot | ast.Eq | ast.NotEq)
-        ):
-            return node
-        stand = self._put(next(t for t in stands if t is not None), node)
-        again = ast.Compare(copy.deepcopy(other), [copy.deepcopy(node.ops[0])], [stand])
-        both = ast.Or() if isinstance(node.ops[0], ast.Is | ast.Eq) else ast.And()
-        return ast.fix_missing_locations(ast.copy_location(ast.BoolOp(both, [node, again]), node))
 
     def _name(self, node: ast.expr) -> ast.expr:
         value = source.resolve(node, self.own)
@@ -286,6 +250,7 @@ class Serve(ast.NodeTransformer):
         self.conditions = before
         return node
 
+    visit_Compare = comparing.put  # noqa: N815
     visit_For = visit_While = visit_Try = visit_IfExp = visit_BoolOp = _uncertain  # noqa: N815
     visit_ListComp = visit_GeneratorExp = visit_DictComp = visit_SetComp = visit_Lambda = _uncertain  # noqa: N815
 
