@@ -1,6 +1,7 @@
 """Host cost of a cached call of each op on a small tensor, against the least that a launch of its kernels can cost.
 
-    python benchmarks/launch.py [--op rms_norm ...] [--line triton.rows ...] [--sample 8 --seed 1] [--json FILE]
+    python benchmarks/launch.py [--op rms_norm ...] [--line triton.rows ...] [--sample 8 --seed 1] [--seconds 200]
+                                [--json FILE]
 
 An op is called on its own small cases. Of each backend that runs here its first replayable line that serves one of them
 is measured, or what --line names. Beside the op: its replay, its launcher (which runs where
@@ -10,8 +11,8 @@ cuLaunchKernel through ctypes, arguments packed before. Baselines pass one fixed
 so they do less than any op can. Each figure is the median over batches of calls, by ``time.perf_counter_ns``, with
 nothing waited for inside a batch; trials alternate, and the spread is that of trials.
 
-A line that the plan does not replay has a row with the reason (`ferryman.dispatch.serving`). Exits with 1 where no
-line was measured.
+A line that the plan does not replay has a row with the reason (`ferryman.dispatch.serving`). Ops
+that --seconds leave no time for are listed. Exits with 1 where no line was measured.
 """
 
 from __future__ import annotations
@@ -335,6 +336,8 @@ def table(document: dict[str, Any]) -> str:
     lines.append("")
     lines += [f"- {r['op']} ({r['line']}): {' '.join(r['why'].split())}" for r in document["rows"] if "why" in r]
     lines += [f"- {name}: {call['us']:.2f} us" for name, call in document["parts"].items()]
+    if document.get("left"):
+        lines.append(f"- no time was left for: {', '.join(document['left'])}")
     return "\n".join(lines) + "\n"
 
 
@@ -342,8 +345,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     small_calls.add_options(parser)
     parser.add_argument("--line", nargs="+", default=[], metavar="NAME", help="these lines, or backends")
+    parser.add_argument("--seconds", type=float, help="begin no op later than this")
     parser.add_argument("--json", type=Path, help="write the document here, and the table beside it as Markdown")
     options = parser.parse_args()
+    begun = time.monotonic()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/launch.py needs an NVIDIA or AMD device; torch sees none")
     device = torch.device("cuda", torch.cuda.current_device())
@@ -362,8 +367,14 @@ def main() -> None:
         "batches": BATCHES,
         "calls": CALLS,
         "parts": rendered(measure(parts(torch.randn(4, 1024, device=device, dtype=DTYPE)), device)),
-        "rows": [row for op in small_calls.ops_of(options) for row in rows_of(op, options.line, device)],
+        "rows": [],
+        "left": [],
     }
+    for op in small_calls.ops_of(options):
+        if options.seconds is not None and time.monotonic() - begun > options.seconds:
+            document["left"].append(op.name)
+        else:
+            document["rows"] += rows_of(op, options.line, device)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(document, indent=1) + "\n")

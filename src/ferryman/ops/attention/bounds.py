@@ -150,22 +150,34 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     error_v = per_key_head((shares * (relative + many + product)).transpose(-1, -2) @ g)
     flush_v = least * per_key_head(g.sum(-2, keepdim=True).expand(-1, -1, sk, -1))
     flush_q, flush_k = along(torch.full_like(ds, least))
-    flush = 2.0**-120
+    # a probability below the least normal number may be 0
+    lost_q, lost_k = along(pull + delta)
+    flush, lost = 2.0**-120, 2.0**-126
     # split-k: the gradients of a group's query heads are rounded to storage before they are summed
     grouped = float(heads > group)
     return (
-        {"accumulate": error_q, "ds": ds_q, "ds_flush": flush_q, "storage": stored_q, "absolute": flush * flush_q},
+        {
+            "accumulate": error_q,
+            "ds": ds_q,
+            "ds_flush": flush_q,
+            "p_in_ds": ds_q,
+            "p_in_ds_flush": lost_q,
+            "storage": stored_q,
+            "absolute": flush * flush_q + lost * lost_q,
+        },
         {
             "accumulate": error_k,
             "split-k": grouped * ds_k,
             "ds": ds_k,
             "ds_flush": flush_k,
+            "p_in_ds": ds_k,
+            "p_in_ds_flush": lost_k,
             "storage": stored_k,
-            "absolute": flush * flush_k,
+            "absolute": flush * flush_k + lost * lost_k,
         },
         {"accumulate": error_v, "split-k": grouped * p_v, "p": p_v, "p_flush": flush_v, "absolute": flush * flush_v},
         _sinks_terms(lse, sinks, delta.squeeze(-1), summed.squeeze(-1), v.shape[3], outputs[3]),
-        _mask_terms(mask, ds_error, ds, stored, outputs[4]),
+        _mask_terms(mask, ds_error, ds, stored, pull + delta, outputs[4]),
     )
 
 
@@ -186,8 +198,8 @@ def _sinks_terms(lse: Tensor, sinks: Tensor | None, delta: Tensor, summed: Tenso
     }
 
 
-def _mask_terms(mask: Tensor | None, error: Tensor, ds: Tensor, stored: Tensor, output: Tensor) -> Terms:
-    """The sum of dS over what the mask's dimensions are broadcast to."""
+def _mask_terms(mask: Tensor | None, error: Tensor, ds: Tensor, stored: Tensor, lost: Tensor, output: Tensor) -> Terms:
+    """The sum of dS over what the mask's dimensions are broadcast to. lost: what multiplies a probability in dS."""
     if mask is None or output.numel() == 0:
         return {"accumulate": torch.zeros_like(output)}
     many = 6 * math.sqrt(ds.numel() / output.numel()) + 4
@@ -195,6 +207,8 @@ def _mask_terms(mask: Tensor | None, error: Tensor, ds: Tensor, stored: Tensor, 
         "accumulate": (error + ds * many).sum_to_size(mask.shape),
         "ds": ds.sum_to_size(mask.shape),
         "ds_flush": torch.ones_like(ds).sum_to_size(mask.shape),
+        "p_in_ds": ds.sum_to_size(mask.shape),
+        "p_in_ds_flush": lost.sum_to_size(mask.shape),
         "storage": stored.sum_to_size(mask.shape),
-        "absolute": (2.0**-120) * torch.ones_like(ds).sum_to_size(mask.shape),
+        "absolute": (2.0**-120 * torch.ones_like(ds) + 2.0**-126 * lost).sum_to_size(mask.shape),
     }

@@ -17,6 +17,7 @@ from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Gradient, Limits, Round
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
 ROUNDED_O = Rounding("o", "the output is rounded to the storage dtype before the sink's share is taken from it")
 ROUNDED_DS = Rounding("ds", "the scores' gradient is rounded to the storage dtype before dS @ K and dS^T @ Q")
+ROUNDED_P_IN_DS = Rounding("p_in_ds", "the probabilities are rounded to the storage dtype before dS is made of them")
 _DTYPES = {
     "mask": (torch.bool, *STORAGE_DTYPES),
     "sinks": STORAGE_DTYPES,
@@ -229,7 +230,7 @@ def _meta_backward(
     ),
     limits=Limits(
         bound=bounds.attention_backward,
-        roundings=(ROUNDED_P, ROUNDED_DS),
+        roundings=(ROUNDED_P, ROUNDED_DS, ROUNDED_P_IN_DS),
         batch={
             "grad_out": 3,
             "grad_lse": 2,

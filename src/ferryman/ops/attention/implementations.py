@@ -118,7 +118,7 @@ IMPLEMENTATIONS = menu(
         where=":attention_backward_efficient",
         when=(*_EFFICIENT, *_NO_LSE),
         leads=_MASKED_ROWS,
-        **_ADDED,
+        **_ADDED | {"roundings": ("p", "ds", "p_in_ds")},
     ),
     Implementation(op="attention_backward", name="torch.composed", where=":attention_backward_composed", composed=True),
     Implementation(

@@ -100,7 +100,7 @@ def backward(
     delta = (g * wide(out)).sum(-1)
     if grad_lse is not None:
         delta = delta - grad_lse
-    ds = p * (dp - delta.unsqueeze(-1))
+    ds = rounded(p, "p_in_ds") * (dp - delta.unsqueeze(-1))
     grad_mask = q.new_empty(0)
     if mask is not None and has_bias_gradient(mask, need_mask):
         grad_mask = ds.sum_to_size(mask.shape).to(mask.dtype)
