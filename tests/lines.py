@@ -21,6 +21,11 @@ def serving(op: str, backend: str, args: Sequence[Any] | None = None, known: Pro
     return next((x for x in lines if not select.refusals(x, view, profile, absent=True)), lines[-1])
 
 
+def torch_kernel(op: str) -> Callable[..., Any]:
+    """PyTorch's own kernel of an op, which tests plant errors in."""
+    return registry.launcher(serving(op, "torch"))
+
+
 def all_serving(op: str, backend: str, args: Sequence[Any], known: Profile) -> tuple[Implementation, ...]:
     """A backend's lines that serve a call on a device, which need not be here."""
     view = select.View.of(registry.primitive(op), tuple(args), known)

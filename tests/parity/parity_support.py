@@ -12,16 +12,11 @@ from ferryman.ops.menu import Implementation
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell, prepare
 from ferryman.porting.judging.results import Cell
-from tests.lines import serving
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OPS = tuple(registry.primitives())
 BACKWARD = tuple(p.gradient.backward for p in registry.primitives().values() if p.gradient.backward)
-
-
-def torch_kernel(op: str) -> Callable[..., Any]:
-    return registry.launcher(serving(op, "torch"))
 
 
 def strict(op: str, **declared: Any) -> Implementation:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
-from parity_support import CPU, DTYPES, OPS, check, strict, torch_kernel
+from parity_support import CPU, DTYPES, OPS, check, strict
 from torch import Tensor
 
 from ferryman.dispatch import registry
@@ -17,7 +19,7 @@ from ferryman.ops.primitive import Case, Limits, TensorSpec
 from ferryman.porting.inputs.cases import as_tuple, cases_of, forward_of, specs_of
 from ferryman.porting.judging.parity import check_cell, prepare
 from ferryman.porting.judging.results import Cell, GateName
-from tests.lines import serving
+from tests.lines import serving, torch_kernel
 
 BF16 = torch.bfloat16
 Kernel = Callable[..., Any]
@@ -77,89 +79,14 @@ def test_one_unit_in_one_element_of_an_exact_case_is_caught(op: str) -> None:
     assert caught >= 5
 
 
-def linear_without_the_last_k(x: Tensor, weight: Tensor, bias: Tensor | None, target: Any) -> Tensor:
-    y = x[..., :-1].float() @ weight[:, :-1].float().T
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+def structural_errors() -> dict[str, tuple[Kernel, ...]]:
+    """By op, of `tests/ops/FAMILY/structural.py`: kernels with one structural error each."""
+    families = sorted((Path(__file__).parents[1] / "ops").glob("*/structural.py"))
+    own = [importlib.import_module(f"tests.ops.{file.parent.name}.structural").ERRORS for file in families]
+    return {op: kernels for errors in own for op, kernels in errors.items()}
 
 
-def linear_with_a_tile_twice(x: Tensor, weight: Tensor, bias: Tensor | None, target: Any) -> Tensor:
-    y = x.float() @ weight.float().T + x[..., :16].float() @ weight[:, :16].float().T
-    return (y if bias is None else y + bias.float()).to(x.dtype)
-
-
-def linear_in_bfloat16_sums(x: Tensor, weight: Tensor, bias: Tensor | None, target: Any) -> Tensor:
-    total = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=BF16)
-    for start in range(0, x.shape[-1], 16):
-        part = x[..., start : start + 16].float() @ weight[:, start : start + 16].float().T
-        total = (total.float() + part).to(BF16)
-    return (total.float() if bias is None else total.float() + bias.float()).to(x.dtype)
-
-
-def norm_over_n_minus_one(x: Tensor, weight: Tensor | None, eps: float, cast: bool, target: Any) -> Tensor:
-    h = x.float()
-    r = torch.rsqrt(h.square().sum(-1, keepdim=True) / max(x.shape[-1] - 1, 1) + eps)
-    return ((h * r) * (1.0 if weight is None else weight.float())).to(x.dtype).contiguous()
-
-
-def layer_norm_with_bias_shifted(x: Tensor, weight: Any, bias: Tensor | None, eps: float, target: Any) -> Tensor:
-    return torch_kernel("layer_norm")(x, weight, None if bias is None else bias.roll(1), eps, target)  # type: ignore[no-any-return]
-
-
-def softmax_without_the_last_column(x: Tensor, target: Any) -> Tensor:
-    h = x.float()
-    e = torch.exp(h - h.amax(-1, keepdim=True)) if h.numel() else h
-    return (e / e[..., :-1].sum(-1, keepdim=True)).to(x.dtype).contiguous()
-
-
-def loss_of_the_next_class(logits: Tensor, labels: Tensor, ignore: int, smoothing: float, target: Any) -> Any:
-    moved = torch.where(labels == ignore, labels, (labels + 1) % logits.shape[-1])
-    return torch_kernel("cross_entropy")(logits, moved, ignore, smoothing, target)
-
-
-def attention_without_the_last_key(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-    if k.shape[2] < 2:
-        return torch_kernel("attention")(q, k, v, *rest)
-    _, scale, _, softcap, _, sinks, *_, target = rest
-    shorter = k[:, :, :-1], v[:, :, :-1]
-    return torch_kernel("attention")(
-        q, *shorter, False, scale, None, softcap, None, sinks, None, None, 0.0, None, target
-    )
-
-
-def attention_of_the_wrong_head(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-    return torch_kernel("attention")(q, k, v.roll(1, 1), *rest)
-
-
-def rope_with_sin_of_the_other_half(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inter: bool, target: Any) -> Any:
-    return torch_kernel("rope")(q, k, cos, sin.roll(sin.shape[-1] // 2, -1), inter, target)
-
-
-def gated_the_other_way(gate: Tensor, up: Tensor, target: Any) -> Tensor:
-    return torch_kernel("silu_mul")(up, gate.contiguous(), target)  # type: ignore[no-any-return]
-
-
-def weight_gradient_without_the_last_row(grad: Tensor, x: Tensor, *rest: Any) -> Any:
-    gx, gw, gb = torch_kernel("linear_backward")(grad, x, *rest)
-    flat, rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
-    return gx, (flat[:-1].float().T @ rows[:-1].float()).to(gw.dtype) if gw.numel() else gw, gb
-
-
-def softmax_gradient_without_the_sum(grad: Tensor, y: Tensor, target: Any) -> Tensor:
-    return (grad.float() * y.float()).to(y.dtype).contiguous()
-
-
-STRUCTURAL = {
-    "linear": (linear_without_the_last_k, linear_with_a_tile_twice, linear_in_bfloat16_sums),
-    "rms_norm": (norm_over_n_minus_one,),
-    "layer_norm": (layer_norm_with_bias_shifted,),
-    "softmax": (softmax_without_the_last_column,),
-    "cross_entropy": (loss_of_the_next_class,),
-    "attention": (attention_without_the_last_key, attention_of_the_wrong_head),
-    "rope": (rope_with_sin_of_the_other_half,),
-    "silu_mul": (gated_the_other_way,),
-    "linear_backward": (weight_gradient_without_the_last_row,),
-    "softmax_backward": (softmax_gradient_without_the_sum,),
-}
+STRUCTURAL = structural_errors()
 
 
 @pytest.mark.parametrize(("op", "kernel"), [(op, k) for op, many in STRUCTURAL.items() for k in many])
@@ -172,7 +99,13 @@ def test_structural_errors_fail_the_exact_probe(op: str, kernel: Kernel) -> None
     assert failed >= 3
 
 
+def test_there_are_structural_errors_of_many_ops() -> None:
+    assert len(STRUCTURAL) >= 10 and {*STRUCTURAL} <= {*OPS}
+
+
 def test_a_declaration_excuses_only_what_it_declares() -> None:
+    from tests.ops.matmul.structural import linear_in_bfloat16_sums as in_bfloat16_sums
+
     op, case = "linear", next(c for c in exact_cases("linear") if c.name == "exact_integers_ragged")
     primitive = registry.primitive(op)
     for line, dtype, outcome in (
@@ -180,10 +113,10 @@ def test_a_declaration_excuses_only_what_it_declares() -> None:
         (strict(op, accumulation="split-k"), BF16, "n/a"),
         (strict(op, accumulation="split-k"), torch.float32, "fail"),
     ):
-        gate = check_cell(primitive, line, case, dtype, kernel=linear_in_bfloat16_sums).gates["G1"]
+        gate = check_cell(primitive, line, case, dtype, kernel=in_bfloat16_sums).gates["G1"]
         assert gate.outcome == outcome and gate.reason
     few = next(c for c in exact_cases(op) if c.name == "exact_few")
-    cell = check_cell(primitive, strict(op, accumulation="split-k"), few, BF16, kernel=linear_in_bfloat16_sums)
+    cell = check_cell(primitive, strict(op, accumulation="split-k"), few, BF16, kernel=in_bfloat16_sums)
     assert cell.gates["G1"].outcome == "pass"  # sixteen bits hold every partial sum of this one
 
 

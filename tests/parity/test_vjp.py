@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity_support import OPS, strict, torch_kernel
+from parity_support import OPS, strict
 from torch import Tensor
 
 import ferryman
@@ -18,7 +18,7 @@ from ferryman.porting.inputs.cases import as_tuple, cases_of
 from ferryman.porting.judging import vjp
 from ferryman.porting.judging.parity import check_cell
 from ferryman.porting.judging.results import Cell
-from tests.lines import serving
+from tests.lines import serving, torch_kernel
 
 Kernel = Callable[..., Any]
 

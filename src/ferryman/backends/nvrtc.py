@@ -72,9 +72,9 @@ class BindingsNvrtc:
         return int(major), int(minor)
 
     def _text(self, size: str, get: str, program: Any) -> bytes:
-        buffer = b" " * int(self._call(size, program))
+        buffer = bytearray(int(self._call(size, program)))  # never bytes: all of Python shares those of one byte
         self._call(get, program, buffer)
-        return buffer
+        return bytes(buffer)
 
     def compile(self, source: str, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
         program = self._call("nvrtcCreateProgram", source.encode(), name.encode(), 0, [], [])

@@ -69,10 +69,10 @@ def _cases() -> Sequence[Case]:
         "one_row": ((1, 64), None),
         "prime": ((7, 257), None),
         "row_of_one": ((3, 1), None),
-        "three_dims": ((2, 3, 128), 32),
-        "groups_prime": ((5, 3 * 37), 37),
-        "groups_of_one": ((3, 8), 1),
-        "many_rows": ((37, 40), 20),
+        "three_dims": ((2, 3, 64), 32),
+        "groups_prime": ((3, 3 * 37), 37),
+        "groups_of_one": ((2, 5), 1),
+        "many_rows": ((19, 40), 20),
         "vector": ((96,), 48),
         "empty_rows": ((0, 64), 16),
         "no_columns": ((5, 0), None),
@@ -82,32 +82,35 @@ def _cases() -> Sequence[Case]:
     for name, (shape, size) in shapes.items():
         for first in (True, False):
             tier: Literal["small", "standard"] = "standard" if name == "long" and not first else "small"
+            if name == "many_rows" and first:  # more parts of rows; an interpreter takes long for many groups of each
+                shape, size = (37, 40), None
             cases.append(Case(f"{name}_{'norm' if first else 'gate'}", _call(shape, size, first), tier))
     for first in (True, False):
         end = "norm" if first else "gate"
         cases += [
-            Case(f"cast_{end}", _call((5, 160), 40, first, True)),
+            Case(f"cast_{end}", _call((3, 80), 40, first, True)),
             Case(f"cast_no_weight_{end}", _call((5, 96), None, first, True, weight=None)),
             Case(f"cast_float32_weight_{end}", _call((5, 96), None, first, True, weight="float32")),
-            Case(f"sigmoid_{end}", _call((5, 160), 40, first, activation="sigmoid")),
+            Case(f"sigmoid_{end}", _call((3, 80), 40, first, activation="sigmoid")),
             Case(f"no_weight_{end}", _call((5, 96), None, first, weight=None)),
             Case(f"bfloat16_weight_{end}", _call((5, 96), None, first, weight="bfloat16")),
             Case(f"float32_x_{end}", _call((5, 96), 48, first, True, wide=True)),
             Case(f"large_eps_{end}", _call((4, 128), None, first, eps=0.5)),
         ]
         for layout in ("rows",) if first else ("last", "offset"):
-            cases.append(Case(f"layout_{layout}_{end}", _call((6, 200), 50, first, layout=layout)))
+            cases.append(Case(f"layout_{layout}_{end}", _call((3, 100), 50, first, layout=layout)))
         for fill in ("offset", "tiny", "nonfinite") if first else ("constant", "tiny", "nonfinite", "zeros"):
-            cases.append(Case(f"fill_{fill}_{end}", _call((5, 384), 96, first, fill=fill, gate="normal")))
+            rows = 5 if fill == "nonfinite" else 3  # each row of five has others of NaN and the infinities
+            cases.append(Case(f"fill_{fill}_{end}", _call((rows, 192), 96, first, fill=fill, gate="normal")))
         for gate in ("moderate", "zeros", "hundreds") if first else ("moderate", "tiny"):
-            cases.append(Case(f"gate_{gate}_{end}", _call((5, 384), 96, first, gate=gate)))
+            cases.append(Case(f"gate_{gate}_{end}", _call((3, 192), 96, first, gate=gate)))
         # silu of an open gate is 128 and of a closed one 0, its slope 1 and 0; 4^n columns, a quarter of them open:
         # every mean square is a power of four
         powers = {"fill": "powers", "gate": "gates", "scale": "digits", "eps": 0.0}
         for name, shape, size, tier in (
             ("", (7, 256), None, "small"),
-            ("_groups", (5, 256), 64, "small"),
-            ("_rows", (3, 1024), 256, "small"),
+            ("_groups", (3, 128), 64, "small"),
+            ("_rows", (3, 512), 256, "small"),
             ("_4096", (517, 4096), None, "standard"),
         ):
             call = _call(shape, size, first, **powers)  # type: ignore[arg-type]
