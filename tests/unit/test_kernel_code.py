@@ -141,15 +141,19 @@ def test_a_lockfile_that_ships_was_measured_with_todays_kernels(file: Path) -> N
 
 def test_a_region_holds_while_the_lines_that_it_tried_are_what_was_measured() -> None:
     """A line that came since changes none of its times; one that it tried does."""
-    op = "gated_delta_rule_backward"
-    document = lockfile_document.load(next(file for file in SHIPPED if file.name == "h100-sxm.lock.json.gz"))
+    document = lockfile_document.load(next(file for file in SHIPPED if file.name == "h200.lock.json.gz"))
+    op = "layer_norm_backward"
     region, entry = next(iter(document.choices[op].items()))
     tried = frozenset(c.implementation for c in entry.candidates)
-    assert "triton.spans" not in tried
-    assert entry.kernels == kernel_code.digest(op, tried) != kernel_code.digest(op)
-    assert lockfile_document.stale(op, entry, region) is None
-    other = entry.model_copy(update={"kernels": kernel_code.digest(op, tried - {"triton.gradients"})})
-    assert lockfile_document.stale(op, other.sealed(op, region), region) == "its kernels changed since it was measured"
+    assert "triton.rows" in tried < {line.name for line in registry.implementations(op)}
+
+    def reason(names: frozenset[str]) -> str | None:
+        measured = entry.model_copy(update={"kernels": kernel_code.digest(op, names)})
+        return lockfile_document.stale(op, measured.sealed(op, region), region)
+
+    assert kernel_code.digest(op, tried) != kernel_code.digest(op)
+    assert reason(tried) is None
+    assert reason(tried - {"triton.rows"}) == "its kernels changed since it was measured"
 
 
 @pytest.mark.parametrize("version", [4, 5])

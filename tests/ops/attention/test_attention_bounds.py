@@ -15,8 +15,8 @@ NAMES = OP.outputs[:3]
 
 def _limits(args: tuple, exact: tuple[Tensor, ...], declared: Declared, dtype: torch.dtype) -> list[Tensor]:
     kinds = [dtype] * len(exact)
-    made = bounds(terms_of(OP, args, exact), exact, kinds, declared, dtype, saved_exact=True, shown=False)
-    return [limit.total for limit in made[:3]]
+    own = bounds(terms_of(OP, args, exact), exact, kinds, declared, dtype, saved_exact=True, shown=False)
+    return [limit.total for limit in own[:3]]
 
 
 def test_a_probability_below_the_least_normal_number_may_be_zero() -> None:
@@ -31,13 +31,13 @@ def test_a_probability_below_the_least_normal_number_may_be_zero() -> None:
     assert 0 < float(share[..., 1]) < 2.0**-126
     flushed = torch.where(share < 2.0**-126, 0.0, share)
     ds = flushed * (grad @ v.mT - (grad * out).sum(-1, keepdim=True))
-    found = (ds @ k, ds.mT @ q, flushed.mT @ grad)
+    results = (ds @ k, ds.mT @ q, flushed.mT @ grad)
     for name, got, right, limit in zip(
-        NAMES, found, exact, _limits(args, exact, Declared(), torch.float32), strict=False
+        NAMES, results, exact, _limits(args, exact, Declared(), torch.float32), strict=False
     ):
         error = (got - right).abs()
         assert bool((error <= limit).all()), (name, float(error.max()), float(limit.max()))
-    assert float((found[1] - exact[1]).abs().max()) > 8 * 2.0**-120  # what dS alone may lose is less
+    assert float((results[1] - exact[1]).abs().max()) > 8 * 2.0**-120  # what dS alone may lose is less
 
 
 def test_probabilities_that_are_rounded_before_ds_are_a_declared_rounding() -> None:

@@ -35,6 +35,38 @@ def _sums(g_ptr, g_l, c, live):
 
 
 @triton.jit
+def _totals(g_ptr, g_l, c, live):
+    """Sums of g up to each token; without g zeros."""
+    total = tl.zeros(c.shape, tl.float32)
+    if g_ptr is not None:
+        total = tl.cumsum(widen(tl.load(g_ptr + c * g_l, mask=live, other=0.0)), 0)
+    return total
+
+
+@triton.jit
+def _inverted(system, CHUNK: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr):
+    """Of I + system, which is below the diagonal: of its parts on the diagonal, D, by substitution. With the system
+    beside them, R, N = D R has a power CHUNK / PART of 0, and the whole is (I - N + ..) D: two parts at most."""
+    COUNT: tl.constexpr = CHUNK // PART
+    own = tl.arange(0, COUNT)[:, None, None, None] == tl.arange(0, COUNT)[None, None, :, None]
+    r = tl.arange(0, PART)
+    parts = tl.sum(tl.where(own, tl.reshape(system, [COUNT, PART, COUNT, PART]), 0.0), 2)
+    solved = tl.where(r[None, :, None] == r[None, None, :], 1.0, 0.0) + tl.zeros([COUNT, PART, PART], tl.float32)
+    for i in range(1, PART):
+        row = tl.sum(tl.where(r[None, :, None] == i, parts, 0.0), 1)
+        earlier = tl.sum(row[:, :, None] * solved, 1)
+        solved = tl.where(r[None, :, None] == i, solved - earlier[:, None, :], solved)
+    spread = tl.where(own, solved[:, :, None, :], 0.0)
+    inverse = tl.reshape(spread, [CHUNK, CHUNK])
+    if COUNT == 2:
+        c = tl.arange(0, CHUNK)
+        apart = (c[:, None] // PART) != (c[None, :] // PART)
+        rest = tl.dot(inverse, tl.where(apart, system, 0.0), input_precision=PRECISION)
+        inverse -= tl.dot(rest, inverse, input_precision=PRECISION)
+    return inverse
+
+
+@triton.jit
 def _factors(size, scale, NORM: tl.constexpr):
     """What multiplies a row with such a sum of squares."""
     factor = tl.zeros(size.shape, tl.float32) + scale

@@ -1,7 +1,7 @@
 """`gated_delta_rule_backward` in passes of which the two walks alone go from chunk to chunk.
 
-1. `table_kernels`: tables of chunks, and both walks. They keep the states that spans of chunks begin with, the
-   gradients of those they end with, u, and the gradients of corrections.
+1. `table_kernels`, `turned_walk_kernels`: tables of chunks, and both walks. They keep the states that spans of chunks
+   begin with, the gradients of those they end with, u, and the gradients of corrections.
 2. `_pairs`, all spans at once: what y and corrections ask of pairs of tokens, and the gradients of beta.
 3. `_gradients`, all spans and blocks of keys at once: the gradients of q and k, of each head its own.
 4. `_decays`, all spans at once: sums for the gradient of g. `_finish` adds what heads share, and applies what
@@ -31,10 +31,10 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, strides
 from ferryman.backends.triton_lang import INTERPRETED, exp, narrow, widen
 from ferryman.ops.gated_delta_rule.backward_kernels import _finish, begun
-from ferryman.ops.gated_delta_rule.chunk_kernels import _factors, _kept, _product
-from ferryman.ops.gated_delta_rule.parallel_kernels import _totals, called
-from ferryman.ops.gated_delta_rule.table_kernels import Walked
+from ferryman.ops.gated_delta_rule.chunk_kernels import _factors, _kept, _product, _totals
+from ferryman.ops.gated_delta_rule.parallel_kernels import called
 from ferryman.ops.gated_delta_rule.triton_kernels import _power
+from ferryman.ops.gated_delta_rule.turned_walk_kernels import Walked
 
 
 @triton.jit(do_not_specialize=["length", "spans"])
@@ -323,7 +323,8 @@ def tiles_of(target: Target, kind: torch.dtype) -> Tiles:
     if target.vendor == "amd":
         return Tiles(64, 16, 64, 16, 4, 4)
     if "wgmma" in target.features:
-        return Tiles(64, 32, 64, 32, 4, 8)
+        pairs, warps = (64, 4) if kind == torch.bfloat16 else (32, 8)  # other pieces spill in four warps
+        return Tiles(64, pairs, 64, 32, 4, warps)
     # a warp holds its operands: with more it spills on sm_80 to sm_89, and sm_100 lacks tensor memory for pieces
     return Tiles(32, 16, 32, 16, 4, 4)
 

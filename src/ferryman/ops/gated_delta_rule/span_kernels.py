@@ -1,6 +1,6 @@
 """What a chunk of tokens needs of its keys, queries, decays and rates alone, and the two walks that use it.
 
-`_systems`, all chunks at once: the inverses of I + M diag(beta) and of I + diag(beta) M (`parallel_kernels`), the
+`_systems`, all chunks at once: the inverses of I + M diag(beta) and of I + diag(beta) M (`table_kernels`), the
 weights of y, and factors of rows. Tables are kept as the bfloat16 pieces that a walk multiplies with, so that a step
 copies them to shared memory as they lie. `_forth` keeps the state that each span of chunks begins with, and u; `_back`
 the gradient of the state that each span ends with, and that of a correction. A program of a walk has 64 columns of a
@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 
 from ferryman.backends.triton_lang import INTERPRETED, exp, narrow, widen
-from ferryman.ops.gated_delta_rule.chunk_kernels import _factors, _kept, _pieces, _place, _product
-from ferryman.ops.gated_delta_rule.parallel_kernels import _totals
+from ferryman.ops.gated_delta_rule.chunk_kernels import _factors, _kept, _pieces, _place, _product, _totals
 
 # what multiplies a row: k of the state before; k of u, to the state after; q of dy, to the gradient before; k of the
 # gradient after; k of what is asked, to the gradient before; beta; k; q. And the sums of g.
