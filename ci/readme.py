@@ -26,8 +26,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from dispatch_regret import report as regret  # noqa: E402
 
-SHOWN = ("rms_norm", "add_rms_norm", "attention")  # as examples; the linked page has all
+SHOWN = ("rms_norm", "attention")  # as examples; the linked page has all
 CHECK = "h200/check"
+AGAIN = "h200/check-second"  # of the ops that were judged anew, after a mend
 DRAWS = {
     "h100/regret-fourth": "all ops, H100",
     "h100/regret-attention-fifth": "attention alone, H100",
@@ -64,18 +65,27 @@ def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 
 
 def check() -> str:
-    """What `ferryman check` printed, for some ops."""
-    judged = results.parse(document(CHECK), CHECK)
-    facts = judged.environment
+    """What `ferryman check` printed, for some ops: of those that were judged again, that run's rows."""
+    judged, later = (results.parse(document(name), name) for name in (CHECK, AGAIN))
+    anew = {row.op for row in later.summary}
+    head, rows = _rows(judged, [op for op in SHOWN if op not in anew])
+    facts, failed = judged.environment, sum(cell.verdict == "FAIL" for cell in judged.cells)
+    said = (
+        f"`ferryman check` on an {facts.device_name}, {len(judged.cells):,} cells in {facts.seconds:.0f} seconds: "
+        f"{link(CHECK)} has all ops. {failed} cells failed there. What was wrong is mended, and these ops were judged "
+        f"again ({link(AGAIN)}): {', '.join(f'`{op}`' for op in SHOWN if op in anew)} has that run's rows.\n\n"
+    )
+    again = _rows(later, [op for op in SHOWN if op in anew])[1]
+    return said + "".join(f"{line}\n" for line in (*head, *rows, *again))
+
+
+def _rows(judged: results.Results, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(head, rows of these ops that ran) of a document's table."""
     lines = markdown(judged).splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("| op |"))
-    end = lines.index("", head)
-    rows = [line for line in lines[head + 2 : end] if line.startswith(tuple(f"| `{op}` |" for op in SHOWN))]
-    said = (
-        f"`ferryman check` on an {facts.device_name}, {len(judged.cells):,} cells in {facts.seconds:.0f} seconds; "
-        f"of all ops: {link(CHECK)}.\n\n"
-    )
-    return said + "".join(f"{line}\n" for line in (*lines[head : head + 2], *rows))
+    rows = lines[head + 2 : lines.index("", head)]
+    of_ops = tuple(f"| `{op}` |" for op in names)
+    return lines[head : head + 2], [row for row in rows if of_ops and row.startswith(of_ops)]
 
 
 def draws() -> str:

@@ -229,8 +229,8 @@ def failed(document: Results) -> bool:
 
 
 def dumps(document: Results) -> str:
-    """JSON; NaN and infinities are the strings "NaN", "Infinity" and "-Infinity"."""
-    return document.model_dump_json(indent=1)
+    """JSON without what is null; NaN and infinities are the strings "NaN", "Infinity" and "-Infinity"."""
+    return document.model_dump_json(exclude_none=True)
 
 
 def save(document: Results, path: str | Path) -> None:
