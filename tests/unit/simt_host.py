@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import shutil
 import struct
 import subprocess
@@ -27,13 +28,6 @@ from ferryman.backends import simt, simt_runtime
 from ferryman.backends.base import Target
 from ferryman.backends.simt_offline import target_for
 from ferryman.dispatch import registry
-from ferryman.ops.activation import simt_kernels as activation
-from ferryman.ops.embedding import simt_kernels as embedding
-from ferryman.ops.kv_append import simt_kernels as kv_append
-from ferryman.ops.norm import simt_kernels as norm
-from ferryman.ops.rope import simt_kernels as rope
-from ferryman.ops.softmax import simt_kernels as softmax
-from ferryman.ops.softmax import simt_softmax_backward_kernels as softmax_backward
 
 _HEADER = Path(__file__).with_name("simt_emulation.h")
 # -Og: compiling costs more than what it compiles; without -mfma no product is fused with a sum at any level
@@ -45,25 +39,28 @@ def target(wave: int, shared_memory: int = 65_536, units: int = 1, features: fro
 
 
 def all_units(arch: str) -> list[simt.Unit]:
-    """Every unit of every family, planned for an architecture."""
-    families = (norm, activation, softmax, softmax_backward, rope, embedding, kv_append)
-    return [unit for family in families for unit in family.units(target_for(arch))]
+    """Every unit of portable C++, planned for an architecture: of the modules that lines of `hip` name."""
+    lines = (line for op in registry.primitives() for line in registry.implementations(op) if line.backend == "hip")
+    modules = dict.fromkeys(line.where.partition(":")[0] for line in lines)
+    return [unit for module in modules for unit in importlib.import_module(module).units(target_for(arch))]
 
 
 def some_units(arch: str) -> list[simt.Unit]:
     """The first, a middle and the last unit of every op: part of a wave, the scalar path, a long row."""
-    ops = ("add_rms_norm", "rms_norm", "layer_norm", "silu_mul", "gelu_mul", "softmax_backward", "softmax", "rope")
-    ops += ("embedding", "kv_append")
-    by_op: dict[str, list[simt.Unit]] = {op: [] for op in ops}
+    by_op: dict[str, list[simt.Unit]] = {}
     for unit in all_units(arch):
-        by_op[next(op for op in ops if unit.name.startswith(op))].append(unit)
+        by_op.setdefault(op_of(unit.name), []).append(unit)
     return [units[i] for units in by_op.values() for i in sorted({0, len(units) // 2, len(units) - 1})]
+
+
+def op_of(kernel: str) -> str:
+    """The op whose name a kernel's begins with."""
+    return max((op for op in registry.primitives() if kernel.startswith(f"{op}_")), key=len)
 
 
 def numbers_of(kernel: str) -> int:
     """How many numbers an op's kernel takes, as the op's schema says: eps, a scale."""
-    op = max((op for op in registry.primitives() if kernel.startswith(f"{op}_")), key=len)
-    return sum(str(p.annotation) in ("float", "float | None") for p in registry.primitive(op).parameters)
+    return sum(str(p.annotation) in ("float", "float | None") for p in registry.primitive(op_of(kernel)).parameters)
 
 
 def joined(units: list[simt.Unit], most: int = 16) -> list[tuple[simt.Unit, list[str]]]:

@@ -32,6 +32,13 @@ from ferryman.porting.running import simulated_route
 from tests.lines import serving
 
 CPU = torch.device("cpu")
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+# what must find an error: the numbers, or a finding of the sanitizer
+NUMBERS, RACE, WAIT, BOUNDS, UNSET = "numbers", ("race",), ("missing-wait",), ("out-of-bounds",), ("uninitialised",)
+# lines of assembly that many kernels have
+NOTHING = "s_nop 0"
+SUM = r"v_add_f32_dpp"  # the first line of a sum over a wave
+STEP = r"(v_add_f32_dpp v\d+, v\d+, v\d+) row_shr:{} (.*)"
 #: an edited loop may not end: ten times what the longest of these kernels takes
 BUDGET = 3_000_000
 
