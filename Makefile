@@ -43,7 +43,7 @@ simulate: setup ## AMD code executed on this CPU: ARGS="--device mi355x --backen
 	$(LIMITS) $(RUN)/ferryman check --backend simulated --out $(OUT) $(ARGS)
 
 # Each process begins with files of its own (worksteal): what a file's tests share is made once, and nobody waits for it.
-test: setup ## every quick test
+test: setup ## the quick tests, of large families those of today; ARGS="--day all": every one
 	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 # What a file's tests share is made by one process (loadgroup); the longest tests begin first.

@@ -34,6 +34,7 @@ DRAWS = {
     "h200/regret-attention-second": "attention alone, H200, whose lockfile has no region of it",
     "h200/regret-attention-third": "the same, later, with masks of keys",
     "h200/regret-attention-fourth": "the same, its forwards alone, later",
+    "h200/regret-attention-fifth": "both again, later",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),

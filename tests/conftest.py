@@ -12,9 +12,11 @@ import math
 import os
 import re
 import sys
+import time
 import zlib
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +119,28 @@ def keep_week(items: list[pytest.Item], week: int) -> None:
     items[:] = [i for i in items if id(i) not in places or now[places[id(i)][0]] == places[id(i)][1]]
 
 
+def today() -> int:
+    return int(time.time() // 86400)
+
+
+def keep_day(items: list[pytest.Item], day: int) -> None:
+    """Of a function that is marked `daily(N)`: every N-th of its quick tests, another N-th each day; after N days all
+    had their turn. A function that has fewer than N runs whole each day; slow tests have shares of their own."""
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("daily") is not None and not {"slow", "gpu"} & set(item.keywords):
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left = set[int]()
+    for name, family in families.items():
+        marker = family[0].get_closest_marker("daily")
+        assert marker is not None
+        (days,) = marker.args
+        family.sort(key=lambda item: item.nodeid)
+        if len(family) >= days:
+            left |= {id(item) for i, item in enumerate(family) if (i + day + zlib.crc32(name.encode())) % days}
+    items[:] = [item for item in items if id(item) not in left]
+
+
 def listed(text: str) -> dict[str, float]:
     """{test's id, or a whole file: its seconds of CPU} of a list such as tests/slow.txt: seconds first, # a comment."""
     rows = (line.split(maxsplit=1) for line in text.splitlines() if line.strip() and not line.startswith("#"))
@@ -153,7 +177,24 @@ def cpu_seconds(root: int | None = None) -> float:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", default="0/1", metavar="K/N", help="one of N shares of about equal cost, 0 to N - 1")
     parser.addoption("--week", type=int, metavar="N", help="of tests that alternate, those of this week; default: all")
+    parser.addoption("--day", metavar="N", help="of daily tests, those of this day, or all; default: today's")
     parser.addoption("--costs", metavar="FOLDER", help="write each test's seconds of CPU there, for ci/slow_tests.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The day is set once, for all processes of a run: at midnight they would draw otherwise. Who names a file asks for
+    all of its tests."""
+    if config.option.day is None:
+        whole = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+        config.option.day = "all" if whole else str(today())
+    if config.option.day != "all" and not config.option.day.isdecimal():
+        raise pytest.UsageError(f"--day is {config.option.day}; required: days since 1970, or all")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.option.day != "all":
+        again = f"--day {config.option.day} draws them again, --day all runs every one"
+        terminalreporter.write_line(f"tests that are marked daily were drawn by date: {again}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -224,6 +265,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(
                 pytest.mark.xdist_group(item.nodeid.partition("::")[0])
             )  # one process makes what they share
+    if config.option.day != "all":
+        keep_day(items, int(config.option.day))
     if config.getoption("--week") is not None:
         keep_week(items, config.getoption("--week"))
     keep_share(items, config.getoption("--share"), long)

@@ -46,6 +46,7 @@ def judged(
 # --- G1, exact probes
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("op", OPS)
 def test_one_unit_in_one_element_of_an_exact_case_is_caught(op: str) -> None:
     primitive, right, caught = registry.primitive(op), torch_kernel(op), 0

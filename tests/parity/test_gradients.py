@@ -84,6 +84,7 @@ def _inputs(forward: Primitive, case: Case) -> tuple[tuple[Any, ...], list[str]]
     return tuple(args), [n for n in wanted if getattr(args[forward.names.index(n)], "requires_grad", False)]
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("op", BACKWARD)
 def test_the_definition_equals_autograd(op: str) -> None:
     forward, backward = _pair(op)
@@ -161,6 +162,7 @@ def tiny(forward: Primitive) -> list[tuple[tuple[Any, ...], list[str]]]:
     raise AssertionError(f"{forward.name}: {len(draws)} of {DRAWN} tiny cases")
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("op", BACKWARD)
 def test_gradcheck(op: str) -> None:
     forward, backward = _pair(op)

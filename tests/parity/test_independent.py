@@ -270,6 +270,7 @@ def judged(op: Primitive, count: int, seed: int, sizes: Sizes) -> None:
     assert True in verdicts.values(), f"{op.name}: no mutant of its definition is caught: {verdicts}"
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("op", OPS)
 def test_the_definition_is_its_independent_source_and_no_mutant_is(op: str) -> None:
     judged(registry.primitive(op), QUICK, 0, SMALL)

@@ -34,6 +34,7 @@ def _passes_every_gate(op: str, case: Case, dtype: torch.dtype, never: set[GateN
         assert cell.ratio is None or cell.ratio <= 1
 
 
+@pytest.mark.daily(7)
 @pytest.mark.alternate(within="test_every_case_passes_every_gate")
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])

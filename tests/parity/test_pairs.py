@@ -17,6 +17,7 @@ CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.alternate(within="test_every_case_of_every_pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", pairs.differentiable(), ids=lambda op: op.name)

@@ -51,6 +51,7 @@ def cells_of(op: str, *names: str) -> list[Cell]:
     ]
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("op", [op for op in OPS if registry.primitive(op).gradient.backward])
 def test_a_backward_that_is_a_hundredth_too_large_fails_its_forwards_gradients(
     op: str, planted: Callable[[str, Kernel], None]

@@ -456,6 +456,7 @@ def test_what_is_made_for_some_calls_is_no_fallback_at_others(monkeypatch: pytes
     plan.drop_plans()
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("name", [name for name in names() if profile(name).vendor != "cpu"])
 def test_no_profile_prefers_what_cannot_serve_models_shapes(name: str) -> None:
     """Strict mode would raise, and every call would count as a fallback."""

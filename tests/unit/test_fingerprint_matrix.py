@@ -58,6 +58,7 @@ APART = [*itertools.product((4, 8), (2, 4), ROUNDINGS, ("toward-zero", "nearest-
 FUSED = [*JOINED, *APART]
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize(
     ("block", "extra", "rule", "align", "joined"),
     # one in five runs always, and so that every rule, block and alignment is among them
@@ -75,6 +76,7 @@ def test_every_parameter_of_a_fused_unit(block: int, extra: int, rule: str, alig
     assert values["order"] == ("fused" if joined else "blocked")
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize(("bits", "rule"), [*itertools.product((8, 11, 14, 24), ROUNDINGS), (32, "toward-zero")])
 def test_accumulators_of_sequential_units(bits: int, rule: str) -> None:
     values = _values(Unit(stored=bits, rule=rule), "bfloat16")

@@ -70,6 +70,23 @@ def test_thinning_runs_each_case_in_exactly_one_dtype() -> None:
     for case in range(9):
         assert sum(turns(case, d, 3, full=False) for d in range(3)) == 1
         assert all(turns(case, d, 3, full=True) for d in range(3))
+        for d in range(3):
+            assert sum(turns(case, d, 3, full=False, turn=turn) for turn in range(3)) == 1
+
+
+def test_three_turns_are_all_cells_and_what_is_left_out_is_said() -> None:
+    """Torch's and the definition's as well as interpreted Triton's."""
+    ran: Counter[tuple[str, str, str]] = Counter()
+    for turn in range(3):
+        document = run(["softmax"], ["torch", "triton", "definition"], "cpu", turn=turn)
+        mine = [c for c in document.cells if c.case != "all" and "of" not in c.case.split()]
+        assert max(Counter((c.implementation, c.case) for c in mine).values()) == 1
+        ran.update((c.implementation, c.case, c.dtype) for c in mine)
+        left = {(c.implementation, c.reason) for c in document.cells if c not in mine}
+        assert ("torch", "left out: each case runs in one dtype, by --turn; without it in all") in left
+    lines = {c[0] for c in ran}
+    cases = len(cases_of(registry.primitive("softmax")))
+    assert set(ran.values()) == {1} and len(ran) == 3 * cases * len(lines) and {"torch", "definition"} <= lines
 
 
 def test_interpreted_triton_is_simulated_and_what_is_left_out_is_said() -> None:

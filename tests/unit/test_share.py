@@ -18,6 +18,7 @@ from tests.conftest import (
     QUICK,
     SLOW,
     cpu_seconds,
+    keep_day,
     keep_share,
     keep_week,
     listed,
@@ -142,6 +143,36 @@ def test_a_part_of_a_larger_test_is_left_to_it() -> None:
         assert items == [parts[3], *larger]
 
 
+def test_what_is_daily_has_all_its_tests_in_a_week_and_some_each_day() -> None:
+    def named(name: str, *marks: str, daily: int | None = 7) -> Any:
+        one = item(name, *marks)
+        one.get_closest_marker = lambda _: None if daily is None else SimpleNamespace(args=(daily,), kwargs={})
+        return one
+
+    many = [named(f"test_x.py::test_many[{i}]") for i in range(30)]
+    whole = [named(f"test_x.py::test_few[{i}]") for i in range(6)] + [named("test_x.py::test_other", daily=None)]
+    whole += [named(f"test_x.py::test_many[slow-{i}]", "slow") for i in range(9)]
+    for first in (20_000, 20_001):
+        drawn = []
+        for day in range(first, first + 7):
+            items = [*many, *whole]
+            keep_day(items, day)
+            assert items[-len(whole) :] == whole and 4 <= len(items) - len(whole) <= 5
+            drawn += items[: -len(whole)]
+        assert sorted(i.nodeid for i in drawn) == sorted(i.nodeid for i in many)
+
+
+def test_the_day_is_printed_and_a_file_that_is_named_runs_whole() -> None:
+    test = "tests/unit/test_share.py::test_an_unknown_part_of_ci_is_refused_before_anything_is_made"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    for more, says in (((), False), (("--day", "20000"), True)):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stdout
+        assert ("--day 20000 draws them again, --day all runs every one" in done.stdout) is says
+    done = subprocess.run([*command, "--day", "soon"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 4 and "--day is soon; required: days since 1970, or all" in done.stderr
+
+
 def test_a_file_without_a_test_that_is_asked_for_is_not_imported() -> None:
     here, listed_file = ROOT / "tests/unit/test_names.py", ROOT / "tests/unit/test_replay.py"
     marked, folder = ROOT / "tests/parity/test_fuzz.py", ROOT / "tests/unit"
@@ -227,9 +258,11 @@ def test_the_parts_of_ci_fit_its_budget() -> None:
     """30 minutes together and 6 for the quick tests, on two cores; .ci/run prints each part's time against its own."""
     script = (ROOT / ".ci" / "run").read_text()
     parts = {title: int(seconds) for seconds, title in re.findall(r'^ *step (\d+) "([^"]+)"$', script, re.M)}
+    (quick,) = (seconds for title, seconds in parts.items() if title.startswith("make test, "))
     assert len(parts) == len(re.findall(r"^ *step \d", script, re.M)) >= 8
-    assert sum(parts.values()) <= 1800 and parts["make test"] <= 360
+    assert sum(parts.values()) <= 1800 and quick <= 360
     assert "day=$(($(date +%s) / 86400))" in script and "share=$((day % 7))/7" in script
+    assert 'make test ARGS="--day $day"' in script and 'ARGS="--turn $((day % 3)) --seed' in script
     assert 'ARGS="--share $share --week $((day / 7))"' in script  # all shares of a week are of one number
 
 

@@ -59,6 +59,7 @@ def whole(op: Primitive, args: tuple[Any, ...], result: Any) -> tuple[Tensor, ..
     return op.whole(args, result) if op.mutates else as_tuple(result)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", ALL, ids=lambda op: op.name)
 def test_both_ways_are_bitwise_equal(op: Primitive, dtype: torch.dtype) -> None:
@@ -89,6 +90,7 @@ def in_8_bits(args: tuple[Any, ...]) -> bool:
     return any(isinstance(a, Tensor) and a.is_floating_point() and a.itemsize == 1 for a in args)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("op", ALL, ids=lambda op: op.name)
 def test_opcheck_with_inputs_that_require_grad(op: Primitive) -> None:
     """Of both dtypes, and two cases: of all cases `test_fake_outputs_are_the_real_ones` and both ways stand."""
@@ -100,6 +102,7 @@ def test_opcheck_with_inputs_that_require_grad(op: Primitive) -> None:
             opcheck(overload(op), given, test_utils=COMPARABLE if in_8_bits(given) else EVERY)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("op", ALL, ids=lambda op: op.name)
 def test_fake_outputs_are_the_real_ones(op: Primitive) -> None:
     for case in cases_of(op):

@@ -77,6 +77,10 @@ def check(
         str | None, typer.Option(help="small or standard (real sizes); default: standard on an accelerator.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Interpreted Triton: each case in every dtype.")] = False,
+    turn: Annotated[
+        int | None,
+        typer.Option(min=0, help="Each case in one dtype, in the next with the next turn: three are all cells."),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Seed of the inputs; default: 0; with --kernel a fresh one, which is printed."),
@@ -87,9 +91,7 @@ def check(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Processes that share the cells; default: up to 8 (CPU: for interpreted Triton alone)."
-        ),
+        typer.Option(min=1, help="Processes that share the cells; default: up to 8 (CPU: for interpreted Triton)."),
     ] = None,
     on: Annotated[
         str | None,
@@ -117,31 +119,25 @@ def check(
         # a kernel that is tuned to pass one drawing of the inputs does not pass the next
         seed = 0 if kernel is None else secrets.randbelow(2**31)
     simulates = simulated_route.NAME in (backend or ())
+    beside = {"--model": model, "--kernel": kernel, "--as": stands_in_for, "--backend simulated": simulates}
+    if turn is not None:
+        _alone("--turn", {**beside, "--on": on, "--full": full})
     if on is not None:
-        beside = {"--model": model, "--kernel": kernel, "--as": stands_in_for, "--backend simulated": simulates}
-        for name, one in beside.items():
-            if one:
-                raise ArgumentError("check", name, "given", "no --on beside it")
+        _alone("--on", beside)
     elif costs:
         raise ArgumentError("check", "--costs", "given", "--on beside it")
     where = "cpu" if simulates or on is not None else place(device, "check")
     folder = out if out is not None or as_json else DEFAULT_OUT
-    facts = {
-        "--accumulation": accumulation,
-        "--rounding": rounding,
-        "--not-deterministic": not_deterministic,
-        "--timeout": timeout,
-    }
     if kernel is None:
-        for option, value in facts.items():
+        facts = {"--accumulation": accumulation, "--rounding": rounding, "--timeout": timeout}
+        for option, value in {**facts, "--not-deterministic": not_deterministic}.items():
             if value:
                 raise ArgumentError("check", option, "given", "--kernel beside it")
     if simulates and stands_in_for is not None:
         raise ArgumentError("check", "--as", stands_in_for, "no --backend simulated beside it")
     for routed, route in ((simulates, "--backend simulated"), (stands_in_for is not None, "--as")):
-        for option, value in {"--model": model, "--kernel": kernel, "--full": full, "--tiny": tiny}.items():
-            if routed and value:
-                raise ArgumentError("check", option, "given", f"no {route} beside it")
+        if routed:
+            _alone(route, {"--model": model, "--kernel": kernel, "--full": full, "--tiny": tiny})
     if assume and not simulates:
         raise ArgumentError("check", "--assume", "given", "--backend simulated beside it")
     if model is not None:
@@ -199,6 +195,7 @@ def check(
                     full=full,
                     jobs=jobs or runner.default_jobs(where),
                     interpreted_jobs=jobs,
+                    turn=turn,
                 )
         except runner.Interrupted as stopped:
             document, interrupted = stopped.document, True
@@ -224,6 +221,13 @@ def check(
         raise typer.Exit(1)
 
 
+def _alone(option: str, others: dict[str, Any]) -> None:
+    """Refuse what cannot be beside an option."""
+    for other, value in others.items():
+        if value:
+            raise ArgumentError("check", other, "given", f"no {option} beside it")
+
+
 def _tell(text: str) -> None:
     sys.stderr.write(f"ferryman: {text}\n")
 
@@ -240,9 +244,7 @@ def _model(
     as_json: bool,
     rejected: dict[str, Any],
 ) -> None:
-    for option, value in rejected.items():
-        if value:
-            raise ArgumentError("check", option, "given", "no --model beside it")
+    _alone("--model", rejected)
     if dtypes and len(dtypes) > 1:
         raise ArgumentError("check", "--dtype", ", ".join(dtypes), "one dtype with --model")
     for backend in backends or ():

@@ -169,6 +169,7 @@ def test_no_damage_to_an_instruction_is_a_raw_python_error(old: str) -> None:
         # else: the damage made another instruction that is sound, as `s_mov_b32 s8, 1.5`
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("old", [line for line in LINES if line.startswith(("\t.", "\t\t.", "  ", "      ", "amd"))])
 @pytest.mark.parametrize("how", ["empty", "half", "doubled", "rest"])
 def test_no_damage_to_a_directive_is_a_raw_python_error(old: str, how: str) -> None:

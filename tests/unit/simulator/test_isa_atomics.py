@@ -66,6 +66,7 @@ def _arch(space: str, name: str) -> str:
 ATOMICS = [case for case in _atomic_texts() if implemented(case[3], _arch(case[0], case[1]))]
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize(("space", "name", "returns", "text"), ATOMICS, ids=[t.split("\n")[0] for *_, t in ATOMICS])
 def test_atomics(space: str, name: str, returns: bool, text: str) -> None:
     width, operation, kind = NAMES[name]

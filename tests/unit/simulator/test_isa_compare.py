@@ -159,6 +159,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.daily(7)
 @rows(_table() + _class_rows() + FORMS)
 def test_compare(row: Row) -> None:
     check(row)

@@ -93,6 +93,7 @@ def _agree(got: np.ndarray, expected: list[int | None], what: str) -> None:
         assert value is None or int(got[lane]) == value, f"{what}: lane {lane} holds {int(got[lane])}, expected {value}"
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize(("control", "masks", "text"), DPP, ids=[text[14:] + f" exec {m[3]:x}" for _, m, text in DPP])
 def test_dpp_moves(control: str, masks: tuple, text: str) -> None:
     result = execute(text, v={0: OLD, 2: SOURCE}, exec_mask=masks[3])

@@ -232,6 +232,7 @@ def _check_layout(shape: Shape, form: str, **options: Any) -> None:
         )
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", EVERY, ids=[f"{s.arch} {s.name}{s.tail}" for s in EVERY])
 def test_layouts(shape: Shape, form: str) -> None:

@@ -358,6 +358,7 @@ TABLE = ARITHMETIC + BITS + MOVES + _destination_as_source() + _compares()
 TABLE = [case for case in TABLE if implemented(case.line())]
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("case", TABLE, ids=[f"{c.line()} #{i}" for i, c in enumerate(TABLE)])
 def test_scalar(case: Scalar) -> None:
     for index, operands in enumerate(case.operands):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
+import pytest
+
 from tests.unit.simulator import rational as q
 from tests.unit.simulator.harness import (
     Row,
@@ -492,6 +494,7 @@ DOTS = [
 ]
 
 
+@pytest.mark.daily(7)
 @rows(PLAIN + MODIFIERS + NEWER + PACKED + DOTS)
 def test_vector_float(row: Row) -> None:
     check(row)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.unit.simulator.harness import M32, M64, PARTIAL, Row, check, halves, rows, signed
 
 B1, B2, B3 = ("b32",), ("b32", "b32"), ("b32", "b32", "b32")
@@ -406,6 +408,7 @@ def test_any_function_of_three_bits(row: Row) -> None:
     check(row)
 
 
+@pytest.mark.daily(7)
 @rows(VOP1 + VOP2 + VOP3 + CARRIES + PACKED)
 def test_vector_integer(row: Row) -> None:
     check(row)

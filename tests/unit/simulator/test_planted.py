@@ -18,6 +18,7 @@ def test_the_kernel_as_it_is_shows_nothing(subject: Subject) -> None:
     assert run(subject) == Outcome((), None)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("plant", PLANTS, ids=str)
 def test_a_planted_error_is_found(plant: Plant) -> None:
     outcome = run_planted(plant)

@@ -14,6 +14,7 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import (
     exp,
+    expm1_below,
     narrow,
     normal,
     normal_of_half,
@@ -86,8 +87,7 @@ def _activated(z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
     if KIND == 6:
         return tl.where(z > 0, z, z * alpha)
     if KIND == 7:
-        # exp(z) - 1 = tanh(z / 2) (exp(z) + 1), which loses no digit of a small z
-        return tl.where(z > 0, z, alpha * (tanh(0.5 * z) * (exp(z, EXACT) + 1.0)))
+        return tl.where(z > 0, z, alpha * expm1_below(z, EXACT))
     if KIND == 8:
         return tanh(z)
     if KIND == 9:
@@ -239,6 +239,8 @@ def _sum_partials(out_ptr, partial_ptr, programs, width, ROWS: tl.constexpr, BLO
 
 # 8 elements a thread: one 16-byte load of each 16-bit input
 TILE, WARPS = 1024, 4
+# a block of columns is halved, down to LEAST, while the blocks of a row have more than IDLE times its columns
+LEAST, IDLE = 128, 1.2
 PROGRAMS = 8  # of a unit, where rows are summed
 
 
@@ -246,6 +248,8 @@ def _blocks(target: Target, width: int, rows: int, stride: int) -> tuple[int, in
     """(rows, columns) of a tile."""
     tile = TILE * lanes(target) // 32
     block = min(tile, triton.next_power_of_2(width))
+    while rows > 1 and block > LEAST and triton.cdiv(width, block) * block > IDLE * width:
+        block //= 2
     together = min(tile // block, 64)
     return (1 if rows == 1 or together * stride >= 2**31 else together), block
 

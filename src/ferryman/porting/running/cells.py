@@ -51,9 +51,10 @@ def tier_cases(primitive: Primitive, tier: str) -> list[Case]:
     return [case for t in TIERS[: TIERS.index(tier) + 1] for case in cases_of(primitive, t)]
 
 
-def turns(case: int, dtype: int, dtypes: int, full: bool) -> bool:
-    """Whether an interpreted case runs in this dtype: all of them, or each case in one, in turn."""
-    return full or case % dtypes == dtype
+def turns(case: int, dtype: int, dtypes: int, full: bool, turn: int = 0) -> bool:
+    """Whether a case runs in this dtype: all of them, or each case in one, in turn; with the next ``turn`` in the
+    next."""
+    return full or (case + turn) % dtypes == dtype
 
 
 def check_op(
@@ -66,6 +67,7 @@ def check_op(
     profile: Profile,
     *,
     thin: bool = False,
+    turn: int = 0,
     times: int = 3,
     skip: Collection[tuple[str, ...]] = (),
     simulate: Profile | None = None,
@@ -75,8 +77,8 @@ def check_op(
 ) -> Iterator[Cell]:
     """Every cell of one op, but those in ``skip``: (op, dtype, case, implementation).
 
-    share: (k, n), of the cases and dtypes every n-th, from k. only: (op, dtype, case); None is all. ``starting`` hears
-    of each cell before it runs.
+    thin: each case in one dtype, by its ``turn``. share: (k, n), of the cases and dtypes every n-th, from k.
+    only: (op, dtype, case); None is all. ``starting`` hears of each cell before it runs.
     """
     cases = tier_cases(primitive, tier)
     for d, dtype in enumerate(dtypes):
@@ -85,7 +87,7 @@ def check_op(
             if only is not None and key not in only:
                 continue
             wanted = [line for line in lines if (*key, line.name) not in skip]
-            if (thin and not turns(c, d, len(dtypes), False)) or (c * len(dtypes) + d) % share[1] != share[0]:
+            if (thin and not turns(c, d, len(dtypes), False, turn)) or (c * len(dtypes) + d) % share[1] != share[0]:
                 continue
             yield from check_case(
                 primitive,

@@ -42,6 +42,7 @@ JOB_BYTES = 8 << 30
 INTERPRETER_BYTES = 2 << 30
 INTERRUPTED = "the check was interrupted"
 THINNED = "left out: each case runs in one dtype when Triton is interpreted; --full runs it in all"
+IN_TURN = "left out: each case runs in one dtype, by --turn; without it in all"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -76,6 +77,7 @@ class Plan:
         device: torch.device,
         profile: Profile,
         full: bool,
+        turn: int | None = None,
     ) -> None:
         names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
         wanted = None if backends is None else set(backends)
@@ -85,6 +87,7 @@ class Plan:
         self.interpreted: list[str] = []
         self.expected: Counter[tuple[str, str, str]] = Counter()  # cells, by op, implementation and dtype
         self.skipped: list[Cell] = []
+        self.turn = turn
         for name in dict.fromkeys(names):
             op = registry.primitive(name)
             count = len(tier_cases(op, tier))
@@ -92,22 +95,32 @@ class Plan:
             for line in registry.asked(name, wanted):
                 if line.backend == "triton" and profile.vendor == "cpu" and _needs_worker():
                     self.interpreted.append(name)
-                    for i, d in enumerate(dtypes):
-                        each = sum(turns(c, i, len(dtypes), full) for c in range(count))
-                        self.expected[name, line.name, dtype_name(d)] = each
-                    if not full and len(dtypes) > 1:
-                        self.skipped += [
-                            self._thinned(name, line, device, d, i, count, len(dtypes)) for i, d in enumerate(dtypes)
-                        ]
+                    self._take(name, line, device, dtypes, count, None if full else THINNED)
                     continue
                 why = absent(line, profile)
                 if why:
                     self.skipped += [not_run(name, line, device, d, "; ".join(why), refusals=why) for d in dtypes]
                 else:
                     here.append(line)
-                    self.expected.update({(name, line.name, dtype_name(d)): count for d in dtypes})
+                    self._take(name, line, device, dtypes, count, None if turn is None else IN_TURN)
             if here:
                 self.local.append((op, here))
+
+    def _take(
+        self,
+        op: str,
+        line: Implementation,
+        device: torch.device,
+        dtypes: Sequence[torch.dtype],
+        count: int,
+        thinned: str | None,
+    ) -> None:
+        """Expect the cells of an implementation. thinned: why each of its cases runs in one dtype only."""
+        for i, dtype in enumerate(dtypes):
+            own = sum(turns(c, i, len(dtypes), thinned is None, self.turn or 0) for c in range(count))
+            self.expected[op, line.name, dtype_name(dtype)] = own
+            if thinned is not None and own < count:
+                self.skipped.append(not_run(op, line, device, dtype, thinned, f"{count - own} of {count} cases"))
 
     @functools.cached_property
     def total(self) -> int:
@@ -115,19 +128,12 @@ class Plan:
 
     def left(self, cells: Iterable[Cell], device: torch.device) -> Iterator[Cell]:
         """What is not among these cells."""
-        done = Counter((c.op, c.implementation, c.dtype) for c in cells if c.reason != THINNED)
+        done = Counter((c.op, c.implementation, c.dtype) for c in cells if c.reason not in (THINNED, IN_TURN))
         for key, wanted in self.expected.items():
             if done[key] < wanted:
                 op, name, dtype = key
                 line, many = registry.implementation(op, name), f"{wanted - done[key]} of {wanted} cases"
                 yield not_run(op, line, device, getattr(torch, dtype), INTERRUPTED, many)
-
-    @staticmethod
-    def _thinned(
-        op: str, line: Implementation, device: torch.device, dtype: torch.dtype, index: int, count: int, dtypes: int
-    ) -> Cell:
-        left = sum(1 for c in range(count) if not turns(c, index, dtypes, False))
-        return not_run(op, line, device, dtype, THINNED, f"{left} of {count} cases")
 
 
 def run(
@@ -141,6 +147,7 @@ def run(
     full: bool = False,
     jobs: int = 1,
     interpreted_jobs: int | None = None,
+    turn: int | None = None,
 ) -> Results:
     """Check every requested op x implementation on every case, in every dtype, on one device.
 
@@ -148,6 +155,7 @@ def run(
     "standard" (which includes small); None is "standard" on an accelerator. full: also every dtype of every interpreted
     case. jobs: processes that share the cells; 1 runs them here, but for those that are interpreted, which
     ``interpreted_jobs`` processes share (None: `interpreters`). Timings are measured here, alone, afterwards.
+    turn: each case in one dtype, in the next with the next turn; None: all, but what is interpreted without ``full``.
     progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there, Interrupted
     instead of KeyboardInterrupt, ArgumentError as `require_lines`.
     """
@@ -156,7 +164,7 @@ def run(
     place = placed(device)
     chosen = dtypes_of(dtypes)
     tier = tier or ("small" if place.type == "cpu" else "standard")
-    plan = Plan(ops, backends, chosen, tier, place, profile, full)
+    plan = Plan(ops, backends, chosen, tier, place, profile, full, turn)
     require_lines(ops, backends)
     cells = list(plan.skipped)
     done = 0
@@ -170,7 +178,7 @@ def run(
     timings: list[Timing] = []
     lost: str | None = None
     shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
-    asked = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
+    asked = Job.interpreted(plan.interpreted, chosen, tier, seed, full, turn or 0)
     count = interpreted_jobs or (jobs if jobs > 1 else interpreters())
     interpreted = [replace(asked, share=(k, count)) for k in range(count)]
     try:
@@ -179,7 +187,9 @@ def run(
                 if lost is not None:
                     cells += [not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
                     continue
-                for cell in check_op(op, lines, chosen, tier, seed, place, profile):
+                for cell in check_op(
+                    op, lines, chosen, tier, seed, place, profile, thin=turn is not None, turn=turn or 0
+                ):
                     cells.append(cell)
                     announce(f"{cell.op} {cell.implementation}")
                 lost = device_lost(place)
@@ -247,4 +257,6 @@ def _shares(
     lines = {op.name: [line.name for line in here] for op, here in plan.local}
     tf32 = float32_precision() == "tf32"
     names = [dtype_name(d) for d in dtypes]
-    return [Job(lines, names, tier, seed, str(device), share=(k, jobs), tf32=tf32) for k in range(jobs)]
+    thin, turn = plan.turn is not None, plan.turn or 0
+    one = Job(lines, names, tier, seed, str(device), thin=thin, turn=turn, tf32=tf32)
+    return [replace(one, share=(k, jobs)) for k in range(jobs)]

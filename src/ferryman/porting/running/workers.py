@@ -41,7 +41,8 @@ _Key = tuple[str, str, str, str]  # op, dtype, case, implementation
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker checks. ``lines``: implementations by op. ``share``: (k, n), every n-th case and dtype from k."""
+    """What one worker checks. ``lines``: implementations by op. ``thin``: each case in one dtype, by its ``turn``.
+    ``share``: (k, n), every n-th case and dtype from k."""
 
     lines: dict[str, list[str]]
     dtypes: list[str]
@@ -50,6 +51,7 @@ class Job:
     device: str
     interpret: bool = False
     thin: bool = False
+    turn: int = 0
     share: tuple[int, int] = (0, 1)
     tf32: bool = False
     simulated: str | None = None  # the profile of the device that is simulated
@@ -60,9 +62,11 @@ class Job:
     most_lost: int | None = None  # processes that one implementation of an op may end before it is left out
 
     @classmethod
-    def interpreted(cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool) -> Job:
+    def interpreted(
+        cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool, turn: int = 0
+    ) -> Job:
         lines = {op: [x.name for x in registry.asked(op, ("triton",))] for op in ops}
-        return cls(lines, [dtype_name(d) for d in dtypes], tier, seed, "cpu", interpret=True, thin=not full)
+        return cls(lines, [dtype_name(d) for d in dtypes], tier, seed, "cpu", interpret=True, thin=not full, turn=turn)
 
 
 class Workers:
