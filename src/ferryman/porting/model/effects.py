@@ -8,34 +8,39 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import re
 import types
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ferryman.porting.model import source
+from ferryman.porting.model import filling, holders, source
 from ferryman.porting.model.child_calls import is_plain_child, is_super
 from ferryman.porting.model.source import MISSING
-from ferryman.porting.model.trace import trusted
+from ferryman.porting.model.trace import trusted, unbound
 from ferryman.porting.model.trees import around, attribute_of
 
 OVER, DRAWS, ACTS = "over", "draws", "acts"  # a tensor is written over; numbers are drawn; anything may happen
 Effects = frozenset[str]
 NONE, ALL = Effects(), Effects({OVER, DRAWS, ACTS})
+CHANGES = Effects({OVER, ACTS})
 _OF_PYTHON = (len, int, float, bool, tuple, list, range, slice, min, max, abs, sum, enumerate, zip, isinstance)
 _ASKS = (torch.finfo, torch.iinfo, torch.Size, torch.device)
-_MAKES = re.compile(r"(new_)?(empty|zeros|ones|full)(_like)?|clone")
 _DRAWN = re.compile(r".*dropout.*|rand.*|.*seed.*|.*rng.*|bernoulli|binomial|multinomial|normal|.*rrelu.*|poisson")
-_DRAWN_TOO = re.compile(r"gumbel.*|.*fractional_max_pool.*|rnn.*|lstm.*|gru.*|multi_head_attention.*|trunc.*_normal")
+_DRAWN_TOO = re.compile(
+    r"gumbel.*|.*fractional_max_pool.*|.*rnn.*|.*lstm.*|.*gru.*|multi_head_attention.*|trunc.*_normal"
+)
+_TAKES = re.compile(r"_.*|compile|cond|fork|wait|import_.*|handle_.*|.*with_distance.*|clear_.*|autocast_.*|init_.*")
 _OVER = re.compile(r".*(batch|instance)_norm.*|embedding_renorm|set_.*|.*fake_quant.*|manual_.*|use_.*|resize.*")
 _HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "math")
 _OF_SETS = {"add", "sort"}  # a set's and a list's as well, whose result nobody reads
 _STATES = {"backward", "register_hook", "retain_grad", "share_memory", "record_stream", "map", "apply", "module_load"}
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-_WAITS = ast.Await | ast.Yield | ast.YieldFrom | ast.Global | ast.Nonlocal
+_WAITS = ast.Await | ast.Yield | ast.YieldFrom | ast.Global | ast.Nonlocal | ast.With | ast.AsyncWith | ast.Raise
 
 
 def of(scan: Any, tree: ast.AST, but: ast.AST | None = None, own: str = "") -> Effects:
@@ -51,15 +56,18 @@ def of(scan: Any, tree: ast.AST, but: ast.AST | None = None, own: str = "") -> E
 
 
 def _runs(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree that run where it does: not those of functions that it only defines."""
+    """The nodes of a tree that run where it does: of functions that it only defines, their defaults."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, _SCOPES):
             yield from _runs(node)
+        elif not isinstance(node, ast.ClassDef):
+            for default in (*node.args.defaults, *node.args.kw_defaults):
+                yield from () if default is None else _runs(default)
 
 
 def _of_node(scan: Any, node: ast.AST, own: str, alone: bool) -> Effects:
-    if isinstance(node, _WAITS):
+    if isinstance(node, _WAITS) or (isinstance(node, ast.Name) and node.id in holders.later(scan)):
         return ALL
     if isinstance(node, ast.Call):
         return of_call(scan, node, own, alone)
@@ -70,9 +78,21 @@ def _of_node(scan: Any, node: ast.AST, own: str, alone: bool) -> Effects:
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
         inner = node.value.id if isinstance(node.value, ast.Name) else ""
         return NONE if own and inner == own else Effects({OVER} if inner in scan.locals else {ACTS})
-    if isinstance(node, ast.Attribute) and _is_own(scan, node) and isinstance(scan.members.get(node.attr), property):
-        return of_function(scan, scan.members[node.attr].fget, scan.module)
-    return NONE
+    return _of_attribute(scan, node) if isinstance(node, ast.Attribute) else NONE
+
+
+def _of_attribute(scan: Any, node: ast.Attribute) -> Effects:
+    """Reading an attribute of a module, which may run code."""
+    owner = holders.owner(scan, node.value)
+    if not isinstance(owner, nn.Module):
+        return NONE
+    kind = type(owner)
+    declared = inspect.getattr_static(kind, node.attr, None)
+    if isinstance(declared, property) and owner is scan.module:
+        return of_function(scan, declared.fget, scan.module)
+    plain = isinstance(declared, types.FunctionType | staticmethod | classmethod) or not hasattr(declared, "__get__")
+    reads = kind.__getattribute__ is object.__getattribute__ and kind.__getattr__ is nn.Module.__getattr__
+    return NONE if plain and reads else ALL
 
 
 def _is_own(scan: Any, e: ast.expr) -> bool:
@@ -83,12 +103,16 @@ def _is_own(scan: Any, e: ast.expr) -> bool:
 def of_call(scan: Any, call: ast.Call, own: str = "", alone: bool = False) -> Effects:
     effects = _of_keywords(scan, call)
     func, value = call.func, _value(scan, call.func)
+    if value not in _OF_PYTHON and any(holders.gives_module(scan, e) for e in [*call.args, *call.keywords]):
+        return ALL  # its methods have any name
     if isinstance(func, ast.Name) and func.id in scan.locals:
         inner = source.inner_functions(scan.tree, ()).get(func.id)
         return ALL if inner is None or _enters(scan, inner) else effects | _of_inner(scan, inner)
     if isinstance(value, nn.Module):
         return effects | of_child(scan, func, value)
     if value is not MISSING:
+        path = attribute_of(func, scan.self_name)
+        scan.relied |= {path} if path is not None else set()
         return effects | _of_value(scan, value, call)
     if isinstance(func, ast.Attribute) and _is_own(scan, func):
         return effects | _of_member(scan, func.attr)
@@ -96,6 +120,9 @@ def of_call(scan: Any, call: ast.Call, own: str = "", alone: bool = False) -> Ef
         return effects | _of_above(scan, func.attr)
     if not isinstance(func, ast.Attribute) or is_super(func):
         return effects if is_super(call) else ALL
+    of = holders.owner(scan, func.value)
+    if holders.aliases(scan, func.value) or (of is not MISSING and type(of) not in (Tensor, nn.Parameter)):
+        return ALL
     return effects | _of_method(func, own, alone)
 
 
@@ -126,11 +153,8 @@ def _of_keywords(scan: Any, call: ast.Call) -> Effects:
 
 
 def _is_nothing(scan: Any, e: ast.expr) -> bool:
-    """Whether an argument is False or None, as far as is known now."""
-    if isinstance(e, ast.Constant):
-        return e.value is None or e.value is False
-    value = MISSING if scan.nested else _value(scan, e)
-    scan.decided.add(ast.unparse(e))
+    """Whether an argument is False or None; in settled code also what the module gives now."""
+    value = e.value if isinstance(e, ast.Constant) else _value(scan, e) if scan.settled else MISSING
     return value is None or value is False
 
 
@@ -160,9 +184,16 @@ def _of_value(scan: Any, value: Any, call: ast.Call) -> Effects:
     """A call of a function, of a class or of another object."""
     known = value in _OF_PYTHON or value in _ASKS if isinstance(value, type | types.BuiltinFunctionType) else False
     if known:
-        return NONE
+        return ALL if any(k.arg == "key" for k in call.keywords) else NONE
     if isinstance(value, torch.jit.ScriptFunction):
         value = source.unscripted(value)
+    if type(value) is functools.partial:
+        given = [ast.Constant(v) for v in value.args]
+        named = [ast.keyword(n, ast.Constant(v)) for n, v in value.keywords.items()]
+        whole = ast.Call(call.func, [*given, *call.args], [*named, *call.keywords])
+        return _of_keywords(scan, whole) | _of_value(scan, value.func, whole)
+    if isinstance(value, types.MethodType):
+        value = unbound(value)
     callables = (
         types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
     )
@@ -179,12 +210,14 @@ def _of_value(scan: Any, value: Any, call: ast.Call) -> Effects:
 
 def _of_torch(scan: Any, value: Any, call: ast.Call) -> Effects:
     name = value.__name__
+    if _TAKES.fullmatch(name):  # what it calls is not known
+        return ALL
     if name.startswith("embedding"):  # which writes over rows that are too long
         given = [*call.args[3:4], *(k.value for k in call.keywords if k.arg == "max_norm")]
         return NONE if all(_is_nothing(scan, e) for e in given) else Effects({OVER})
     if name == "scaled_dot_product_attention":
         given = [*call.args[4:5], *(k.value for k in call.keywords if k.arg == "dropout_p")]
-        nothing = all(isinstance(e, ast.Constant) and e.value == 0 for e in given)
+        nothing = all(isinstance(e, ast.Constant) and type(e.value) in (int, float) and e.value == 0 for e in given)
         return NONE if nothing and not any(isinstance(a, ast.Starred) for a in call.args) else Effects({DRAWS})
     over = name.endswith("_") or _OVER.fullmatch(name) is not None
     place = _place_of_inplace(value)
@@ -216,6 +249,7 @@ def of_child(scan: Any, func: ast.expr, child: nn.Module) -> Effects:
 
 
 def _of_member(scan: Any, name: str) -> Effects:
+    scan.relied.add(name)
     member = scan.members.get(name)
     plain = isinstance(member, staticmethod)
     function = member.__func__ if isinstance(member, staticmethod | classmethod) else member
@@ -256,7 +290,7 @@ def of_function(scan: Any, function: Any, module: Any, method: bool | None = Non
     method = module is not None if method is None else method
     key = function, method, scan.strict
     if key not in scan.judged:
-        scan.judged[key] = NONE, frozenset()  # where it comes to itself
+        scan.judged[key] = ALL, frozenset()  # where it comes to itself
         scan.judged[key] = _judged(scan, function, module, method)
     known: Effects
     known, relied = scan.judged[key]
@@ -271,7 +305,7 @@ def _judged(scan: Any, function: types.FunctionType, module: Any, method: bool) 
     if tree is None or (method and not names):
         return ALL, frozenset()
     other = scan.within(function, tree, names[0] if method else None, module)
-    new = _new_here(tree) - {*names}
+    new = _new_here(other) - {*names}
     may = NONE.union(*(of(other, statement, None, _written_by(statement, new)) for statement in tree.body))
     return may, frozenset(other.relied)
 
@@ -282,15 +316,14 @@ def _written_by(statement: ast.stmt, new: set[str]) -> str:
     return next(iter(named)) if len(named) == 1 else ""
 
 
-def _new_here(tree: ast.FunctionDef) -> set[str]:
+def _new_here(scan: Any) -> set[str]:
     """Locals that are always new tensors."""
-    named = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    new = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            call = node.value.func if isinstance(node.value, ast.Call) else None
-            name = node.targets[0].id
-            makes = isinstance(call, ast.Attribute) and bool(_MAKES.fullmatch(call.attr))
-            plain = isinstance(node.value, ast.Call) and not any(k.arg == "out" for k in node.value.keywords)
-            new |= {name} if makes and plain and sum(n.id == name for n in named) == 1 else set()
-    return new
+    named = Counter(n.id for n in ast.walk(scan.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    made = [n for n in ast.walk(scan.tree) if isinstance(n, ast.Assign) and not _of_own(scan, n.value)]
+    names = (filling.name_made(n, scan.function) for n in made)
+    return {name for name in names if name is not None and named[name] == 1}
+
+
+def _of_own(scan: Any, e: ast.expr) -> bool:
+    """Whether it calls something of the module's."""
+    return isinstance(e, ast.Call) and scan._of_self(e.func)

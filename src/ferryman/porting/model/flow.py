@@ -56,8 +56,10 @@ class Scan:
     strict: bool = False  # no child is known to be without effects
     relied: set[str] = field(default_factory=set)  # paths of children whose effects were asked for
     entered: set[int] = field(default_factory=set)
-    decided: set[str] = field(default_factory=set)  # paths whose values say what calls may do
-    nested: bool = False  # it reads a function that another one comes to
+    aliases: set[str] | None = None  # locals that may be modules (`holders`)
+    later: set[str] | None = None
+    settled: bool = False  # who calls it asks each time whether the module's settings are what they are now
+    changes: int = 0  # how many calls before may have written over a tensor
     facts: dict[str, Any] = field(default_factory=dict)  # what paths gave, without tensors' elements
 
     def __post_init__(self) -> None:
@@ -216,7 +218,10 @@ class Scan:
 
     def _once(self, key: Any, make: Callable[[], Node]) -> Node:
         if key not in self.known:
-            self.known[key] = make()
+            node = make()
+            at = key if node.kind != "op" or node.fact() else (self.changes, key)
+            self.known.setdefault(at, node)
+            return self.known[at]
         return self.known[key]
 
     def _op(self, e: ast.expr, parts: Sequence[tuple[ast.AST, Node]], label: str, alone: bool = False) -> Node:
@@ -233,11 +238,13 @@ class Scan:
         owned = self.function_of(e.func)
         parts = [*(owned[1] if owned is not None else []), *((a, self.node(a)) for a in inner)]
         if owned is None and len(parts) == 1 and not e.keywords and self._is_child(e.func):
+            self.changes += bool(getattr(self._at(e.func), "inplace", False))
             return self._function_of_child(e, parts[0])
-        if owned is None:
-            return Node("leaf", e)
+        before, self.strict = self.strict, True
+        may, self.strict = effects.of_call(self, e), before
+        self.changes += bool(may & effects.CHANGES)  # equal expressions may have other values then
         # what draws, or writes, gives another value each time
-        return self._op(e, parts, owned[0], effects.of_call(self, e) != effects.NONE)
+        return Node("leaf", e) if owned is None else self._op(e, parts, owned[0], may != effects.NONE)
 
     def function_of(self, func: ast.expr) -> tuple[str, list[tuple[ast.AST, Node]]] | None:
         """(the label of a function that only computes, what it is of beside its arguments); None for any other."""
@@ -295,7 +302,7 @@ class Scan:
         """What reads another function that this one comes to."""
         kind = type(module) if isinstance(module, nn.Module) else None
         other = Scan(function, tree, own, module, kind, self.free if module is self.module else frozenset())
-        other.judged, other.strict, other.nested = self.judged, self.strict, True
+        other.judged, other.strict = self.judged, self.strict
         return other
 
     def _calls_children(self, name: str) -> bool:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferryman.porting.model import effects, filling
-from ferryman.porting.model.effects import DRAWS, NONE, Effects
+from ferryman.porting.model.effects import CHANGES, DRAWS, NONE, Effects
 from ferryman.porting.model.nodes import Node, Statement
+from ferryman.porting.model.trees import around
 
-_CHANGES = frozenset({effects.OVER, effects.ACTS})
+_MAYBE = ast.IfExp | ast.BoolOp | ast.Compare | ast.Lambda | ast.comprehension
 
 
 @dataclass
@@ -47,16 +48,24 @@ def keeps(
     earlier = bool(going) or any(leaf in statement.names for leaf in leaves)
     here = effects.of(scan, body[statement.index], e) if earlier else NONE
     crossed |= here
-    if crossed & _CHANGES:
+    if crossed & CHANGES:
         return False
     moving = NONE.union(*(_of_going(scan, body, s) for s in going.values()))
-    if DRAWS in moving & crossed or (moving & _CHANGES and (here or between)):
+    if DRAWS in moving & crossed or (moving & CHANGES and (here or between)):
+        return False
+    if moving and _maybe(body[statement.index], e):
         return False
     if not moving and not effects.of(scan, e):
         return True
     order = _Order(scan, body)
     after = [*order.of_given(statement, given, moved), *order.of_inside(statements, statement, root, leaves)]
     return _same_turns(after)
+
+
+def _maybe(tree: ast.AST, e: ast.expr) -> bool:
+    """Whether it is computed in some calls alone, or more than once."""
+    outer = around(tree, e) - {id(e)}
+    return any(isinstance(n, _MAYBE) and id(n) in outer for n in ast.walk(tree))
 
 
 def _of_going(scan: Any, body: list[ast.stmt], statement: Statement) -> Effects:
@@ -117,7 +126,7 @@ def _same_turns(after: list[list[Event]]) -> bool:
         for second in after[i + 1 :]:
             for a in first:
                 for b in second:
-                    tied = (a.may | b.may) & _CHANGES or DRAWS in a.may & b.may
+                    tied = (a.may | b.may) & CHANGES or DRAWS in a.may & b.may
                     if tied and a.at > b.at:
                         return False
     return True

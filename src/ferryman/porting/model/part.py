@@ -28,7 +28,7 @@ PREFIX = "ferryman_part_"
 _MEANT = "ferryman_meant({0}) == ferryman_was_{0}"
 
 
-Relied = tuple[tuple[str, Any, Any, Any], ...]  # (a child's path, its class, that one's forward, its ``inplace``)
+Relied = tuple[tuple[str, Any], ...]  # (a path, what a call of that comes to)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class Part:
 @dataclass(frozen=True)
 class Parted:
     """Functions of a class with parts: (name, the tree that calls them, they, the tree before). Equal by ``key``.
-    relied: of a function, the children without effects whose calls a part may have gone past."""
+    relied: of a function, what it calls that has no effects, past which a part may have gone."""
 
     key: str
     inner: bool = field(default=False, compare=False)  # functions that it calls may have parts, too

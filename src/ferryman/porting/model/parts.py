@@ -60,8 +60,7 @@ def of_module(
         search, shown = _searched(inner, arguments[0], module, before, places, fresh, free)
         shown |= adding.in_place(search.tree, arguments[0], norms, fresh)
         shown |= gating.in_place(search.tree, arguments[0], fresh)
-        scan = search.scan
-        facts |= {(name, t): (v, search.asks(t) or t in scan.decided) for t, v in scan.facts.items()}
+        facts |= {(name, text): (value, search.asks(text)) for text, value in search.scan.facts.items()}
         if shown:
             functions.append((name, search.tree, tuple(search.parts), ast.dump(before)))
             relied[name] = quiet.state_of_calls(module, search.relied)
@@ -69,8 +68,8 @@ def of_module(
         (n, v) for n, v in vars(module).items() if n in reached and isinstance(v, flow.FUNCTIONS) and v in served()
     )
     texts = [(n, ast.dump(t), [(p.forms, p.own) for p in ps]) for n, t, ps, _ in functions]
-    texts += sorted((n, path, kind.__qualname__) for n, some in relied.items() for path, kind, *_ in some)
-    name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {attributes}".encode()).hexdigest()
+    calls = sorted((n, path, quiet.text_of(state)) for n, some in relied.items() for path, state in some)
+    name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes}".encode()).hexdigest()
     none = INNER if module._modules else NONE
     parted = Parted(name, none.inner, attributes, tuple(functions), relied) if functions or attributes else none
     _of_class[key].append((facts, parted))

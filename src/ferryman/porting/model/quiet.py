@@ -10,22 +10,35 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ferryman.porting.model import effects, recognise, source
+from ferryman.porting.model import effects, leaf, recognise, source
 from ferryman.porting.model.child_calls import is_plain_child
 from ferryman.porting.model.flow import Scan
-from ferryman.porting.model.leaf import contents_tests, state_of
 from ferryman.porting.model.part import Relied
 from ferryman.porting.model.recognise import Role
+from ferryman.porting.model.trace import meant
 
 _MOST_INSIDE = 8  # modules in a child that is no leaf
 _DEEP = 2
+_RUN = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")  # what runs beside a forward
+_PLAIN = leaf.PLAIN | tuple
 _known: dict[Any, bool] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A child's code, its settings, and what is in it."""
+
+    kind: Any
+    forward: Any
+    settings: tuple[tuple[str, Any], ...]
+    inside: tuple[tuple[str, Any], ...]
 
 
 def free_of(module: nn.Module) -> frozenset[str]:
@@ -47,31 +60,75 @@ def _free(module: nn.Module, prefix: str, deep: int) -> Iterator[str]:
 
 
 def original_of(module: nn.Module) -> Any:
-    return getattr(type(module), "ferryman_original", type(module))
+    return vars(type(module)).get("ferryman_original", type(module))
 
 
 def state_of_calls(module: nn.Module, paths: Iterable[str]) -> Relied:
-    """What calls of children come to now."""
-    children = [(path, module.get_submodule(path)) for path in sorted(paths)]
-    return tuple((p, original_of(c), original_of(c).forward, c.__dict__.get("inplace")) for p, c in children)
+    """What calls of children, of functions that a module has, and of its methods come to now."""
+    split = [(path, *path.rpartition(".")[::2]) for path in sorted(paths)]
+    owners = [(path, module.get_submodule(above), last) for path, above, last in split]
+    children = {path: owner._modules.get(last) for path, owner, last in owners}
+    return tuple((p, _value(o, n) if (c := children[p]) is None else _state(c)) for p, o, n in owners)
+
+
+def _value(module: Any, name: str) -> Any:
+    own = module.__dict__
+    return meant(own[name]) if name in own else getattr(original_of(module), name, None)
+
+
+def _state(child: nn.Module) -> State:
+    kind = original_of(child)
+    names = sorted(n for n in leaf.names_reached(kind) if leaf.is_setting(kind, n))
+    settings = tuple((name, child.__dict__.get(name)) for name in names)
+    inside = tuple((name, None if one is None else _state(one)) for name, one in child._modules.items())
+    return State(kind, kind.forward, settings, inside)
 
 
 def test_of(relied: Relied) -> Callable[[Any], bool]:
-    """A test of a module that calls of its children come to what they did, and no hook hears of them."""
-    known = tuple((path.split("."), *rest) for path, *rest in relied)
+    """A test of a module that these come to what they did, and no hook hears of them."""
+    known = tuple((path.split("."), before) for path, before in relied)
 
     def still(module: Any) -> bool:
-        for names, kind, forward, over in known:
-            child = module
-            for name in names:
-                child = child and child._modules.get(name)
-            if child is None or original_of(child) is not kind or kind.forward is not forward:
-                return False
-            if child.__dict__.get("inplace") is not over or not source.untouched(child):
+        for (*above, last), before in known:
+            owner = module
+            for name in above:
+                owner = owner and owner._modules.get(name)
+            child = owner and owner._modules.get(last)
+            if isinstance(before, State):
+                if child is None or not _is_still(child, before):
+                    return False
+            elif owner is None or child is not None or not _same(_value(owner, last), before):
                 return False
         return True
 
     return still
+
+
+def _is_still(child: Any, before: State) -> bool:
+    if original_of(child) is not before.kind or before.kind.forward is not before.forward:
+        return False
+    inside, own = child._modules, child.__dict__
+    if len(inside) != len(before.inside) or not source.untouched(child):
+        return False
+    if not all(_same(own.get(name), value) for name, value in before.settings):
+        return False
+    for name, one in before.inside:
+        now = inside.get(name)
+        if (now is None) is not (one is None) or (one is not None and not _is_still(now, one)):
+            return False
+    return True
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (type(now) is type(before) and isinstance(now, _PLAIN) and bool(now == before))
+
+
+def text_of(state: Any) -> str:
+    """What a call comes to, as text that is the same in every process."""
+    if not isinstance(state, State):
+        return str(getattr(state, "__qualname__", type(state).__qualname__))
+    settings = [(n, v if isinstance(v, leaf.PLAIN) else type(v).__qualname__) for n, v in state.settings]
+    return f"{state.kind.__qualname__} {settings} {[(n, text_of(one)) for n, one in state.inside]}"
 
 
 def is_free(module: nn.Module) -> bool:
@@ -85,11 +142,19 @@ def _is_free(module: nn.Module) -> bool:
     kind = type(module)
     if kind.forward is nn.Module.forward or isinstance(module, torch.jit.ScriptModule) or not source.untouched(module):
         return False
-    if kind.__call__ is not nn.Module.__call__ or sum(1 for _ in itertools.islice(module.modules(), 9)) > _MOST_INSIDE:
+    if any(getattr(kind, name) is not getattr(nn.Module, name) for name in _RUN):
+        return False
+    if any(
+        type(t) not in (Tensor, nn.Parameter)
+        for t in (*module._parameters.values(), *module._buffers.values())
+        if t is not None
+    ):
+        return False
+    if sum(1 for _ in itertools.islice(module.modules(), 9)) > _MOST_INSIDE:
         return False
     if kind is nn.Sequential:
         return all(is_free(child) or _is_plain(child) for child in module._modules.values() if child is not None)
-    key = None if module._modules else state_of(module)
+    key = None if module._modules else leaf.state_of(module)
     if key is None or key not in _known:
         free = _by_source(module) and is_recorded_free(module)
         if key is None:
@@ -105,13 +170,13 @@ def _is_plain(child: nn.Module) -> bool:
 def _by_source(module: nn.Module) -> bool:
     """Of what has a role, which it is proven to compute, what it writes over is left to the run."""
     kind = type(module)
-    contents_tests(module)  # reading what another's object has may do anything
+    leaf.contents_tests(module)  # reading what another's object has may do anything
     function = source.innermost(kind.forward)
     tree = source.parsed(function) if function is kind.forward else None
     names = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)] if tree is not None else []
     if tree is None or not names:
         return False
-    scan = Scan(function, tree, names[0], module, kind, free=free_of(module))
+    scan = Scan(function, tree, names[0], module, kind, free=free_of(module), settled=True)
     may = effects.of_function(scan, function, module, True)
     return may <= {effects.OVER} if may and isinstance(recognise.role_of(module), Role) else not may
 

@@ -1,0 +1,113 @@
+"""Which expressions give a module, or what computes later: calls of their methods may do anything."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from ferryman.porting.model import source
+from ferryman.porting.model.source import MISSING
+
+_GO_OVER = {"items", "values", "children", "modules", "named_children", "named_modules", "get_submodule"}
+_PARAMETERS = nn.ParameterList | nn.ParameterDict
+_AMONG = ast.Starred | ast.Tuple | ast.List | ast.Set | ast.Dict | ast.IfExp | ast.BoolOp | ast.NamedExpr | ast.keyword
+_LOOPS = ast.For | ast.AsyncFor | ast.comprehension
+
+
+def owner(scan: Any, e: ast.expr) -> Any:
+    """What a method or an attribute is of, where that is no local, or what it is of in turn; MISSING if unknown."""
+    if isinstance(e, ast.Name):
+        if e.id == scan.self_name:
+            return scan.module if scan.module is not None else MISSING
+        return MISSING if e.id in scan.locals else source.resolve(e, scan.function)
+    if scan.module is not None and scan._of_self(e):
+        return scan._at(e)
+    if isinstance(e, ast.Subscript):
+        whole = owner(scan, e.value)
+        return whole if _has_module(whole) else MISSING
+    whole = owner(scan, e.value) if isinstance(e, ast.Attribute) else MISSING
+    return getattr(whole, e.attr, MISSING) if isinstance(whole, types.ModuleType) else whole  # type: ignore[attr-defined]
+
+
+def _has_module(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return any(map(_has_module, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, nn.Module) and not isinstance(value, _PARAMETERS)
+
+
+def aliases(scan: Any, e: ast.expr) -> bool:
+    """Whether it is, or is of, a local that may be a module."""
+    while isinstance(e, ast.Attribute | ast.Subscript):
+        e = e.value
+    if scan.aliases is None:
+        scan.aliases = set()
+        while scan.aliases != (more := _stored(scan, gives_module)):
+            scan.aliases = more
+    return isinstance(e, ast.Name) and e.id in scan.aliases
+
+
+def gives_module(scan: Any, e: ast.AST) -> bool:
+    """Whether an expression gives a module, alone or among others."""
+    if isinstance(e, _AMONG):
+        return any(gives_module(scan, child) for child in ast.iter_child_nodes(e))
+    if isinstance(e, ast.Name | ast.Attribute | ast.Subscript):
+        return _has_module(owner(scan, e)) or aliases(scan, e)
+    if not isinstance(e, ast.Call):
+        return False
+    if isinstance(e.func, ast.Attribute):
+        return e.func.attr in _GO_OVER and gives_module(scan, e.func.value)
+    of_python = getattr(owner(scan, e.func), "__module__", "") == "builtins" and not _counts(e)
+    return of_python and any(gives_module(scan, a) for a in e.args)
+
+
+def _counts(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id in ("len", "isinstance", "hasattr", "id")
+
+
+def later(scan: Any) -> set[str]:
+    """Locals that compute when they are gone over."""
+    if scan.later is None:
+        scan.later = set()
+        while scan.later != (more := _stored(scan, _is_later)):
+            scan.later = more
+    known: set[str] = scan.later
+    return known
+
+
+def _is_later(scan: Any, e: ast.AST) -> bool:
+    if isinstance(e, ast.GeneratorExp) or (isinstance(e, ast.Name) and e.id in scan.later):
+        return True
+    if isinstance(e, _AMONG):
+        return any(_is_later(scan, child) for child in ast.iter_child_nodes(e))
+    if not isinstance(e, ast.Call):
+        return False
+    function = owner(scan, e.func)
+    if isinstance(e.func, ast.Attribute) and function is MISSING:
+        function = scan.members.get(e.func.attr)
+    if function in (map, filter, zip, enumerate, reversed, iter):
+        return function in (map, filter) or any(_is_later(scan, a) for a in e.args)
+    inner = source.inner_functions(scan.tree, ()).get(e.func.id) if isinstance(e.func, ast.Name) else None
+    suspends = inner is not None and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(inner))
+    return suspends or inspect.isgeneratorfunction(getattr(function, "__func__", function))
+
+
+def _stored(scan: Any, test: Callable[[Any, ast.AST], bool]) -> set[str]:
+    """Locals of which the test holds for what is put there, alone or among others."""
+    return {
+        n.id for target, value in _put(scan) if test(scan, value) for n in ast.walk(target) if isinstance(n, ast.Name)
+    }
+
+
+def _put(scan: Any) -> Iterator[tuple[ast.AST, ast.expr]]:
+    for node in ast.walk(scan.tree):
+        if isinstance(node, ast.Assign):
+            yield from ((target, node.value) for target in node.targets)
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            yield node.target, node.value
+        elif isinstance(node, _LOOPS):
+            yield node.target, node.iter
