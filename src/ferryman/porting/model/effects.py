@@ -69,6 +69,8 @@ def _runs(tree: ast.AST) -> Iterator[ast.AST]:
 def _of_node(scan: Any, node: ast.AST, own: str, alone: bool) -> Effects:
     if isinstance(node, _WAITS) or (isinstance(node, ast.Name) and node.id in holders.later(scan)):
         return ALL
+    if holders.operates(scan, node):
+        return ALL
     if isinstance(node, ast.Call):
         return of_call(scan, node, own, alone)
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -82,17 +84,20 @@ def _of_node(scan: Any, node: ast.AST, own: str, alone: bool) -> Effects:
 
 
 def _of_attribute(scan: Any, node: ast.Attribute) -> Effects:
-    """Reading an attribute of a module, which may run code."""
+    """Reading an attribute of an object, which may run code."""
     owner = holders.owner(scan, node.value)
-    if not isinstance(owner, nn.Module):
+    kind: Any = type(owner)
+    if owner is MISSING or issubclass(kind, Tensor | types.ModuleType | type):
         return NONE
-    kind = type(owner)
     declared = inspect.getattr_static(kind, node.attr, None)
     if isinstance(declared, property) and owner is scan.module:
         return of_function(scan, declared.fget, scan.module)
-    plain = isinstance(declared, types.FunctionType | staticmethod | classmethod) or not hasattr(declared, "__get__")
-    reads = kind.__getattribute__ is object.__getattribute__ and kind.__getattr__ is nn.Module.__getattr__
+    plain = isinstance(declared, _METHODS) or not hasattr(declared, "__get__") or trusted(declared)
+    reads = getattr(kind, "__getattr__", None) in (None, nn.Module.__getattr__) or node.attr in vars(owner)
     return NONE if plain and reads else ALL
+
+
+_METHODS = types.FunctionType | staticmethod | classmethod | types.MethodDescriptorType | types.MemberDescriptorType
 
 
 def _is_own(scan: Any, e: ast.expr) -> bool:
@@ -133,7 +138,8 @@ def _of_method(func: ast.Attribute, own: str, alone: bool) -> Effects:
         return ALL
     if name.endswith("_"):
         place = func.value.value if isinstance(func.value, ast.Subscript) else func.value
-        over = NONE if own and isinstance(place, ast.Name) and place.id == own else Effects({OVER})
+        mine = own and isinstance(place, ast.Name) and place.id == own and name != "set_"  # of another's memory then
+        over = NONE if mine else Effects({OVER})
         return over | (Effects({DRAWS}) if _DRAWN.fullmatch(name[:-1]) or name in _FILLED else NONE)
     return Effects({DRAWS}) if _draws(name) else Effects({OVER}) if _OVER.fullmatch(name) else NONE
 
@@ -319,8 +325,8 @@ def _written_by(statement: ast.stmt, new: set[str]) -> str:
 def _new_here(scan: Any) -> set[str]:
     """Locals that are always new tensors."""
     named = Counter(n.id for n in ast.walk(scan.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    made = [n for n in ast.walk(scan.tree) if isinstance(n, ast.Assign) and not _of_own(scan, n.value)]
-    names = (filling.name_made(n, scan.function) for n in made)
+    stores = [n for n in ast.walk(scan.tree) if isinstance(n, ast.Assign) and not _of_own(scan, n.value)]
+    names = (filling.name_made(n, scan.function) for n in stores)
     return {name for name in names if name is not None and named[name] == 1}
 
 

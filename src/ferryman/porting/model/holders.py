@@ -1,17 +1,19 @@
-"""Which expressions give a module, or what computes later: calls of their methods may do anything."""
+"""Which expressions give a module, another object, or what computes later: their methods may do anything."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ferryman.porting.model import source
 from ferryman.porting.model.source import MISSING
+from ferryman.porting.model.trace import trusted
 
 _GO_OVER = {"items", "values", "children", "modules", "named_children", "named_modules", "get_submodule"}
 _PARAMETERS = nn.ParameterList | nn.ParameterDict
@@ -37,7 +39,57 @@ def owner(scan: Any, e: ast.expr) -> Any:
 def _has_module(value: Any) -> bool:
     if isinstance(value, list | tuple | dict):
         return any(map(_has_module, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, nn.Module) and not isinstance(value, _PARAMETERS)
+    if isinstance(value, nn.Module):
+        return not isinstance(value, _PARAMETERS)
+    return isinstance(value, set) or _has_methods(_kind(value))
+
+
+def _kind(value: Any) -> Any:
+    return type(value)
+
+
+@functools.cache
+def _has_methods(kind: Any) -> bool:
+    """Whether a class has methods of its own that are called as a tensor's are."""
+    bases = [base for base in kind.__mro__ if not trusted(base)]
+    return any(hasattr(Tensor, name) and callable(v) for b in bases for name, v in vars(b).items() if name[0] != "_")
+
+
+@functools.cache
+def _has_operators(kind: Any) -> bool:
+    bases = [base for base in kind.__mro__ if not trusted(base)]
+    return any(name in _OPERATORS for base in bases for name in vars(base))
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_OTHERS = (
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "bool",
+    "len",
+    "iter",
+    "next",
+    "getitem",
+    "missing",
+    "contains",
+    "float",
+    "int",
+)
+_COMPARED = ("lt", "le", "gt", "ge", "index", "torch_function", "torch_dispatch", "array")
+_OPERATORS = {f"__{before}{name}__" for name in _BINARY for before in ("", "r", "i")}
+_OPERATORS |= {f"__{name}__" for name in (*_OTHERS, *_COMPARED)}
+_PASSES = ast.Assign | ast.AnnAssign | ast.Return | ast.Expr | ast.Tuple | ast.Attribute
+
+
+def operates(scan: Any, node: ast.AST) -> bool:
+    """Whether it computes with an object, of the module or of the file, whose class says what that does."""
+    if isinstance(node, _PASSES):
+        return False
+    parts = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)]
+    func = node.func if isinstance(node, ast.Call) else None
+    return any(_has_operators(_kind(owner(scan, part))) for part in parts if part is not func)
 
 
 def aliases(scan: Any, e: ast.expr) -> bool:
@@ -61,6 +113,8 @@ def gives_module(scan: Any, e: ast.AST) -> bool:
         return False
     if isinstance(e.func, ast.Attribute):
         return e.func.attr in _GO_OVER and gives_module(scan, e.func.value)
+    if isinstance(owner(scan, e.func), type) and _has_methods(owner(scan, e.func)):
+        return True
     of_python = getattr(owner(scan, e.func), "__module__", "") == "builtins" and not _counts(e)
     return of_python and any(gives_module(scan, a) for a in e.args)
 
