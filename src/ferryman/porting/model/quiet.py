@@ -65,15 +65,21 @@ def original_of(module: nn.Module) -> Any:
 
 def state_of_calls(module: nn.Module, paths: Iterable[str]) -> Relied:
     """What calls of children, of functions that a module has, and of its methods come to now."""
-    split = [(path, *path.rpartition(".")[::2]) for path in sorted(paths)]
-    owners = [(path, module.get_submodule(above), last) for path, above, last in split]
-    children = {path: owner._modules.get(last) for path, owner, last in owners}
-    return tuple((p, _value(o, n) if (c := children[p]) is None else _state(c)) for p, o, n in owners)
+    reached = [(path, _reached(module, path.split("."))) for path in sorted(paths)]
+    return tuple((path, _state(one) if isinstance(one, nn.Module) else meant(one)) for path, one in reached)
 
 
-def _value(module: Any, name: str) -> Any:
-    own = module.__dict__
-    return meant(own[name]) if name in own else getattr(original_of(module), name, None)
+def _reached(one: Any, names: list[str]) -> Any:
+    """What a path leads to; None where it leads nowhere."""
+    for name in names:
+        if isinstance(one, nn.Module):
+            child, own = one._modules.get(name), one.__dict__
+            one = child if child is not None else own[name] if name in own else getattr(original_of(one), name, None)
+        elif isinstance(one, list | tuple):
+            one = one[int(name)] if name.isdigit() and int(name) < len(one) else None
+        else:
+            one = one.get(name) if isinstance(one, dict) else getattr(one, name, None)
+    return one
 
 
 def _state(child: nn.Module) -> State:
@@ -89,15 +95,12 @@ def test_of(relied: Relied) -> Callable[[Any], bool]:
     known = tuple((path.split("."), before) for path, before in relied)
 
     def still(module: Any) -> bool:
-        for (*above, last), before in known:
-            owner = module
-            for name in above:
-                owner = owner and owner._modules.get(name)
-            child = owner and owner._modules.get(last)
+        for names, before in known:
+            now = _reached(module, names)
             if isinstance(before, State):
-                if child is None or not _is_still(child, before):
+                if not isinstance(now, nn.Module) or not _is_still(now, before):
                     return False
-            elif owner is None or child is not None or not _same(_value(owner, last), before):
+            elif not _same(meant(now), before):
                 return False
         return True
 
