@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ferryman.porting.model import adding, flow, gating, quiet, recognise, source, spelling, sunk, unrolled
+from ferryman.porting.model import adding, flow, gating, quiet, recognise, relied, source, spelling, sunk, unrolled
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
@@ -46,7 +46,7 @@ def of_module(
             return parted
     methods, reached = source.methods(kind), names_reached(kind)
     facts: dict[tuple[str, str], tuple[Any, bool]] = {}
-    functions, relied = [], dict[str, Relied]()
+    functions, calm = [], dict[str, Relied]()
     for name in methods:
         if name != "forward" and name not in reached:
             continue
@@ -63,15 +63,15 @@ def of_module(
         facts |= {(name, text): (value, search.asks(text)) for text, value in search.scan.facts.items()}
         if shown:
             functions.append((name, search.tree, tuple(search.parts), ast.dump(before)))
-            relied[name] = quiet.state_of_calls(module, search.relied)
+            calm[name] = relied.state_of_calls(module, search.relied)
     attributes = tuple(
         (n, v) for n, v in vars(module).items() if n in reached and isinstance(v, flow.FUNCTIONS) and v in served()
     )
     texts = [(n, ast.dump(t), [(p.forms, p.own) for p in ps]) for n, t, ps, _ in functions]
-    calls = sorted((n, path, quiet.text_of(state)) for n, some in relied.items() for path, state in some)
+    calls = sorted((n, path, relied.text_of(state)) for n, some in calm.items() for path, state in some)
     name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes}".encode()).hexdigest()
     none = INNER if module._modules else NONE
-    parted = Parted(name, none.inner, attributes, tuple(functions), relied) if functions or attributes else none
+    parted = Parted(name, none.inner, attributes, tuple(functions), calm) if functions or attributes else none
     _of_class[key].append((facts, parted))
     return parted
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,25 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ferryman.porting.model import effects, leaf, recognise, source
 from ferryman.porting.model.child_calls import is_plain_child
 from ferryman.porting.model.flow import Scan
-from ferryman.porting.model.part import Relied
 from ferryman.porting.model.recognise import Role
-from ferryman.porting.model.trace import meant
+from ferryman.porting.model.relied import original_of
 
 _MOST_INSIDE = 8  # modules in a child that is no leaf
 _DEEP = 2
 _RUN = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")  # what runs beside a forward
-_PLAIN = leaf.PLAIN | tuple
 _known: dict[Any, bool] = {}
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """A child's code, its settings, and what is in it."""
-
-    kind: Any
-    forward: Any
-    settings: tuple[tuple[str, Any], ...]
-    inside: tuple[tuple[str, Any], ...]
 
 
 def free_of(module: nn.Module) -> frozenset[str]:
@@ -57,81 +44,6 @@ def _free(module: nn.Module, prefix: str, deep: int) -> Iterator[str]:
         if child is not None:
             yield from (f"{prefix}{name}",) if is_free(child) else ()
             yield from _free(child, f"{prefix}{name}.", deep - 1) if deep > 1 else ()
-
-
-def original_of(module: nn.Module) -> Any:
-    return vars(type(module)).get("ferryman_original", type(module))
-
-
-def state_of_calls(module: nn.Module, paths: Iterable[str]) -> Relied:
-    """What calls of children, of functions that a module has, and of its methods come to now."""
-    reached = [(path, _reached(module, path.split("."))) for path in sorted(paths)]
-    return tuple((path, _state(one) if isinstance(one, nn.Module) else meant(one)) for path, one in reached)
-
-
-def _reached(one: Any, names: list[str]) -> Any:
-    """What a path leads to; None where it leads nowhere."""
-    for name in names:
-        if isinstance(one, nn.Module):
-            child, own = one._modules.get(name), one.__dict__
-            one = child if child is not None else own[name] if name in own else getattr(original_of(one), name, None)
-        elif isinstance(one, list | tuple):
-            one = one[int(name)] if name.isdigit() and int(name) < len(one) else None
-        else:
-            one = one.get(name) if isinstance(one, dict) else getattr(one, name, None)
-    return one
-
-
-def _state(child: nn.Module) -> State:
-    kind = original_of(child)
-    names = sorted(n for n in leaf.names_reached(kind) if leaf.is_setting(kind, n))
-    settings = tuple((name, child.__dict__.get(name)) for name in names)
-    inside = tuple((name, None if one is None else _state(one)) for name, one in child._modules.items())
-    return State(kind, kind.forward, settings, inside)
-
-
-def test_of(relied: Relied) -> Callable[[Any], bool]:
-    """A test of a module that these come to what they did, and no hook hears of them."""
-    known = tuple((path.split("."), before) for path, before in relied)
-
-    def still(module: Any) -> bool:
-        for names, before in known:
-            now = _reached(module, names)
-            if isinstance(before, State):
-                if not isinstance(now, nn.Module) or not _is_still(now, before):
-                    return False
-            elif not _same(meant(now), before):
-                return False
-        return True
-
-    return still
-
-
-def _is_still(child: Any, before: State) -> bool:
-    if original_of(child) is not before.kind or before.kind.forward is not before.forward:
-        return False
-    inside, own = child._modules, child.__dict__
-    if len(inside) != len(before.inside) or not source.untouched(child):
-        return False
-    if not all(_same(own.get(name), value) for name, value in before.settings):
-        return False
-    for name, one in before.inside:
-        now = inside.get(name)
-        if (now is None) is not (one is None) or (one is not None and not _is_still(now, one)):
-            return False
-    return True
-
-
-def _same(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is type(before) and isinstance(now, _PLAIN) and bool(now == before))
-
-
-def text_of(state: Any) -> str:
-    """What a call comes to, as text that is the same in every process."""
-    if not isinstance(state, State):
-        return str(getattr(state, "__qualname__", type(state).__qualname__))
-    settings = [(n, v if isinstance(v, leaf.PLAIN) else type(v).__qualname__) for n, v in state.settings]
-    return f"{state.kind.__qualname__} {settings} {[(n, text_of(one)) for n, one in state.inside]}"
 
 
 def is_free(module: nn.Module) -> bool:

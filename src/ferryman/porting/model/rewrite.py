@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferryman.porting.model import adding, cuts, helpers, parts, quiet, routines, source, spelling, unrolled
+from ferryman.porting.model import adding, cuts, helpers, parts, relied, routines, source, spelling, unrolled
 from ferryman.porting.model.part import NONE, Parted, Relied
 from ferryman.porting.model.serve import Serve
 from ferryman.porting.model.trees import copied
@@ -146,8 +146,8 @@ class ServedClass:
                 if wrapped is None:
                     self.opaque.append(name)
                 else:
-                    relied = self.parted.relied.get(name, ())
-                    functions[name] = _while_current(self.kind, name, function, wrapped, called, self.sequences, relied)
+                    calm = self.parted.relied.get(name, ())
+                    functions[name] = _while_current(self.kind, name, function, wrapped, called, self.sequences, calm)
         return Rewritten(
             functions,
             tuple(self.uses),
@@ -204,7 +204,7 @@ def _while_current(
     served: Any,
     called: list[str],
     sequences: dict[str, int],
-    relied: Relied,
+    calm: Relied,
 ) -> Any:
     """The served copy of a class's function, while that is what the class has, and the sequences that it calls, and
     children without effects on which it relies, are what they were; after that, what it has then."""
@@ -212,9 +212,9 @@ def _while_current(
     if called:
         test += " and ferryman_still(given[0])"
         meaning["ferryman_still"] = unrolled.test_of(called, sequences)
-    if relied:
+    if calm:
         test += " and ferryman_calm(given[0])"
-        meaning["ferryman_calm"] = quiet.test_of(relied)
+        meaning["ferryman_calm"] = relied.test_of(calm)
     text = f"def call(*given, **options):\n    if {test}:\n        return ferryman_served(*given, **options)\n"
     text += f"    return ferryman_kind.{name}(*given, **options)\n"
     namespace = {**meaning, f"ferryman_code_{name}": function, "ferryman_served": served}
