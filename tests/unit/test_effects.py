@@ -373,6 +373,10 @@ def _weight(module: Any) -> None:
         nn.utils.parametrize.register_parametrization(child, "weight", Twice())
 
 
+def _attribute(module: Any) -> None:
+    module.__dict__["other"] = nn.ReLU(inplace=True)
+
+
 def _function(module: Any) -> None:
     module.act = functools.partial(noisy)
 
@@ -381,7 +385,7 @@ def _method(module: Any) -> None:
     module.keep = noisy
 
 
-AFTER = [(Free, change) for change in (_inside, _setting, _hook, _weight)]
+AFTER = [(Free, change) for change in (_inside, _setting, _hook, _weight, _attribute)]
 
 
 @pytest.mark.parametrize(("kind", "change"), [*AFTER, (Kind, _function), (Kind, _method)])

@@ -6,6 +6,7 @@ code without loops, since each call of a module runs it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +77,7 @@ def test_of(relied: Relied) -> Callable[[Any], bool]:
         if isinstance(before, State):
             text.of_path(path.split("."), before)
         else:
-            text.refuse(f"not same(meant(reached(c0, {path.split('.')!r})), {text.known(before)})")
+            text.refuse(f"not means(reached(c0, {path.split('.')!r}), {text.known(before)})")
     exec(compile(text.whole(), "<ferryman relied>", "exec"), text.meaning)  # noqa: S102 - our own text
     test: Callable[[Any], bool] = text.meaning["still"]
     return test
@@ -84,19 +85,20 @@ def test_of(relied: Relied) -> Callable[[Any], bool]:
 
 @dataclass
 class _Text:
-    """The lines of a test. ``c0`` is the module, ``c1`` and so on what is in it, ``d1`` its attributes."""
+    """The lines of a test. ``c0`` is the module, ``c1`` and so on what is in it, ``d1`` the attributes of ``c1``."""
 
     lines: list[str] = field(default_factory=list)
     meaning: dict[str, Any] = field(
         default_factory=lambda: {
             "hooked": source.hooked_globally,
             "own_forward": source.own_forward,
-            "meant": meant,
+            "means": _means,
             "reached": _reached,
             "same": _same,
             "Module": nn.Module,
         }
     )
+    states: list[State] = field(default_factory=list)
     children: int = 0
 
     def whole(self) -> str:
@@ -108,8 +110,6 @@ class _Text:
         """The names of each class and of its forward as it was."""
         states = {v.kind: v for v in self.states}
         return [(self.known(kind), self.known(state.forward)) for kind, state in states.items()]
-
-    states: list[State] = field(default_factory=list)
 
     def known(self, value: Any) -> str:
         """A name for a value."""
@@ -126,9 +126,15 @@ class _Text:
     def of_path(self, names: list[str], before: State) -> None:
         owner = 0
         for name in names[:-1]:
+            self._has_none_before_it(owner, name)
             owner = self._child(owner, name)
             self.refuse(f"not isinstance(c{owner}, Module)")
+        self._has_none_before_it(owner, names[-1])
         self.of_child(owner, names[-1], before)
+
+    def _has_none_before_it(self, owner: int, name: str) -> None:
+        """An attribute of a child's name is what Python reads, and not the child."""
+        self.refuse(f"{name!r} in c{owner}.__dict__")
 
     def _child(self, owner: int, name: str) -> int:
         self.children += 1
@@ -156,6 +162,25 @@ class _Text:
         name = "None" if value is None else self.known(value)
         plain = isinstance(value, _PLAIN) and value is not None and not isinstance(value, bool)
         return f"{now} is not {name}" + (f" and not same({now}, {name})" if plain else "")
+
+
+def _means(now: Any, before: Any) -> bool:
+    """Whether what a module has or holds computes what it did."""
+    if now is before or (type(now) is functools.partial and _is_given_the_same(now, before)):
+        return True
+    return _same(meant(now), before)
+
+
+def _is_given_the_same(now: Any, before: Any) -> bool:
+    """Whether a partial is of a function and plain values that are, each, the very one that `meant` had of it: that is
+    cheaper than to compare what they say."""
+    if type(before) is not tuple or before[:1] != (functools.partial,) or now.func is not before[1]:
+        return False
+    given = (*enumerate(now.args), *now.keywords.items())
+    return len(given) == len(before) - 2 and all(
+        name == known[0] and value is known[3] and isinstance(value, leaf.PLAIN)
+        for (name, value), known in zip(given, before[2:], strict=True)
+    )
 
 
 def _same(now: Any, before: Any) -> bool:
