@@ -169,7 +169,7 @@ class Mha(nn.MultiheadAttention):
         return super().forward(x, x, x, need_weights=False)[0]
 
 
-@case("softmax", lambda c: (c(H), T(2, H, S, D), T(2, H, S, D), T(2, H, S, D)))
+@case("attention", lambda c: (c(H), T(2, H, S, D), T(2, H, S, D), T(2, H, S, D)))
 class Relative(nn.Module):
     def __init__(self, h, reach=4):
         super().__init__()

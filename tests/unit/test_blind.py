@@ -108,9 +108,6 @@ LEFT = {
     "Equalised": "a weight of one tensor that is changed: nearly a layer of that tensor",
     "TanhGateByHand": "a product in place with what a method of its own gave",
     "Mscaled": "tables whose halves are read apart, and only their numbers say that they are the same",
-    **dict.fromkeys(
-        ("BucketBias", "InOneLine", "BiasByMethod"), "a child's call would pass another's: its softmax is served"
-    ),
     "Slopes": "a bias and what is hidden, in two: its softmax is served",
     "HeadList": "children that are an argument: its softmax is served",
     **dict.fromkeys(

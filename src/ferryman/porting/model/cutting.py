@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ferryman.porting.model import helpers, routines, source
+from ferryman.porting.model import helpers, ordering, routines, source
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
@@ -42,7 +42,9 @@ class Search(Proving):
 
     tree: ast.FunctionDef = field(kw_only=True)
     skipped: set[Any] = field(kw_only=True)
-    fresh: frozenset[str] = field(kw_only=True, default=frozenset())
+    fresh: frozenset[str] = field(kw_only=True, default=frozenset())  # children with a role
+    free: frozenset[str] = field(kw_only=True, default=frozenset())  # children whose call has no effect but its result
+    relied: set[str] = field(default_factory=set)  # those past whose calls a part has gone
     parts: list[Part] = field(default_factory=list)
     whole: bool = False  # a part has two products of values
     large: bool = False  # only what has two products of values: what stands between is no part of its own then
@@ -50,7 +52,7 @@ class Search(Proving):
 
     def run(self) -> bool:
         kind = None if self.module is None else type(self.module)
-        self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.fresh)
+        self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.free)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
         for self.large, self.moving in itertools.product((True, False), (False, True)):
@@ -64,7 +66,6 @@ class Search(Proving):
     def _one(self, body: list[ast.stmt]) -> bool:
         """Put one part in a block's place; whether there is one."""
         self.statements = list(self.scan.block(body))
-        self.scan.acting = {}
         self.stored = functools.cache(lambda index: frozenset(stored(body[index])))
         self.reads = functools.cache(functools.partial(self._reads, body))
         kind = type(self.module)
@@ -204,7 +205,8 @@ class Search(Proving):
             return False
         own = ast.Name(self.self_name, ast.Load()) if self.self_name else ast.Constant(None)
         call = ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [own, *given], []), e)
-        if self._acted_on(body, statement, root, e, leaves):
+        relied = self._keeps(body, statement, root, e, leaves, given)
+        if relied is None:
             return False
         changed = swap(body[statement.index], {id(e): call})
         past = {n.id for n in given if isinstance(n, ast.Name) and n.id not in statement.names.values()}
@@ -216,26 +218,37 @@ class Search(Proving):
         if part is None or fresh is None:
             return False
         self.parts.append(part)
+        self.relied |= relied
         body[:] = [ast.fix_missing_locations(s) for s in fresh]
         return True
 
-    def _acted_on(
-        self, body: list[ast.stmt], statement: Statement, root: Node, e: ast.expr, leaves: tuple[Node, ...]
-    ) -> bool:
-        """Whether something that may write over a value runs where the part was computed, which then comes later."""
-        inside = root.before(leaves)
-        going = [s.index for s in self.statements if s.index < statement.index and set(s.binds) & inside]
-        between = [i for i in range(min(going, default=statement.index), statement.index) if i not in going]
-        if any(self.scan.acts(body[i], ast.Constant(None)) for i in between):
-            return True
-        earlier = any(leaf in statement.names for leaf in leaves)
-        return (bool(going) or earlier) and self.scan.acts(body[statement.index], e)
+    def _keeps(
+        self,
+        body: list[ast.stmt],
+        statement: Statement,
+        root: Node,
+        e: ast.expr,
+        leaves: tuple[Node, ...],
+        given: list[ast.expr],
+    ) -> set[str] | None:
+        """The children of which it must be known that their calls have no effects, for the part to stand there; None
+        where it may not."""
+        scan = self.scan
+        try:
+            for scan.strict in (True, False):
+                scan.relied = set()
+                if ordering.keeps(scan, self.statements, body, statement, root, e, leaves, given, self.moved):
+                    return scan.relied
+        finally:
+            scan.strict = False
+        return None
 
     def _given(
         self, body: list[ast.stmt], statement: Statement, root: Node, e: ast.expr, leaves: tuple[Node, ...]
     ) -> list[ast.expr] | None:
         """What reads each value where the part stands: a local, also one that what goes puts another value in; or the
         expression itself."""
+        self.moved: dict[int, tuple[int, ast.expr]] = {}
         inside = set(root.inside(frozenset(leaves)))
         before = [s for s in self.statements if s.index < statement.index]
         within = {id(n) for n in ast.walk(e)}
@@ -252,7 +265,7 @@ class Search(Proving):
                     name = leaf.tree.id
                 stores = [i for i in range(first + 1, statement.index) if name in self.stored(i)]
                 going = {s.index for s in before if set(s.binds) & inside}
-                moved = self._moved(body, statement, e, leaf, going) if self.moving and not name else None
+                moved = self._moved(body, statement, leaf, going) if self.moving and not name else None
                 if moved is None and (not name or set(stores) - going):
                     return None
                 given.append(moved or ast.Name(name, ast.Load()))
@@ -261,25 +274,21 @@ class Search(Proving):
     def _before(self, statement: Statement) -> list[Statement]:
         return [s for s in self.statements if s.index < statement.index]
 
-    def _moved(
-        self, body: list[ast.stmt], statement: Statement, root: ast.expr, leaf: Node, going: set[int]
-    ) -> ast.expr | None:
-        """What stands inside a statement that goes, if it gives the same where the part stands. A call of a child keeps
-        its turn."""
+    def _moved(self, body: list[ast.stmt], statement: Statement, leaf: Node, going: set[int]) -> ast.expr | None:
+        """What stands inside a statement that goes, if it reads the same where the part stands."""
         inner = ((s.index, e) for s in self._before(statement) if s.index in going for n, e in s.ops if n is leaf)
         at, e = next(inner, (-1, None))
         if e is None:
-            return None
-        none = ast.Constant(None)
-        calls = self.scan.acts(e, none, True)
-        between = [(body[i], none) for i in range(at + 1, statement.index)]
-        if any(self.scan.acts(s, but, calls) for s, but in [(body[at], e), *between, (body[statement.index], root)]):
             return None
         names = set(read(e)) & self.scan.locals
         if any(names & self.stored(i) for i in range(at, statement.index)):
             return None
         lost = {n for i in range(at) if i in going for n in self.stored(i)}
-        return None if names & lost else copied(e)
+        if names & lost:
+            return None
+        copy = copied(e)
+        self.moved[id(copy)] = at, e
+        return copy
 
     def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:
         """(names that are read outside of a block, names that functions inside read, but for one that it stands in)."""

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.porting.model import child_calls, filling, loops, source, spelling
+from ferryman.porting.model import child_calls, effects, filling, loops, source, spelling
 from ferryman.porting.model.child_calls import CHILDREN, given_by, is_own, is_plain_child, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import bound, trusted
-from ferryman.porting.model.trees import around, children, swap
+from ferryman.porting.model.trees import children, swap
 
 PLAIN = bool | int | float | str | None | torch.dtype
 FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | torch.jit.ScriptFunction
@@ -48,11 +48,18 @@ class Scan:
     self_name: str | None
     module: nn.Module | None
     kind: Any = None
-    fresh: frozenset[str] = frozenset()  # children that change nothing that they are given
+    free: frozenset[str] = frozenset()  # paths of children whose call has no effect beside its result
     env: dict[str, Node] = field(default_factory=dict)
     known: dict[Any, Node] = field(default_factory=dict)
     occurring: list[tuple[Node, ast.expr]] = field(default_factory=list)
-    acting: dict[tuple[int, bool], tuple[ast.AST, list[ast.Call]]] = field(default_factory=dict)  # of one block's trees
+    judged: dict[Any, Any] = field(default_factory=dict)  # what functions may do (`effects`)
+    strict: bool = False  # no child is known to be without effects
+    relied: set[str] = field(default_factory=set)  # paths of children whose effects were asked for
+    entered: set[int] = field(default_factory=set)
+    aliases: set[str] | None = None  # locals that may be modules (`holders`)
+    later: set[str] | None = None
+    settled: bool = False  # who calls it asks each time whether the module's settings are what they are now
+    changes: int = 0  # how many calls before may have written over a tensor
     facts: dict[str, Any] = field(default_factory=dict)  # what paths gave, without tensors' elements
 
     def __post_init__(self) -> None:
@@ -211,11 +218,16 @@ class Scan:
 
     def _once(self, key: Any, make: Callable[[], Node]) -> Node:
         if key not in self.known:
-            self.known[key] = make()
+            node = make()
+            at = key if node.kind != "op" or node.fact() else (self.changes, key)
+            self.known.setdefault(at, node)
+            return self.known[at]
         return self.known[key]
 
-    def _op(self, e: ast.expr, parts: Sequence[tuple[ast.AST, Node]], label: str) -> Node:
+    def _op(self, e: ast.expr, parts: Sequence[tuple[ast.AST, Node]], label: str, alone: bool = False) -> Node:
         children, slots = tuple(n for _, n in parts), tuple(s for s, _ in parts)
+        if alone:
+            return Node("op", e, children, slots, label)
         swapped = ast.unparse(swap(e, dict.fromkeys(map(id, slots), ast.Name("_", ast.Load()))))
         tags = tuple(ast.unparse(n.tree) if n.kind in ("constant", "self") else id(n) for n in children)
         return self._once((swapped, tags), lambda: Node("op", e, children, slots, label))
@@ -226,8 +238,13 @@ class Scan:
         owned = self.function_of(e.func)
         parts = [*(owned[1] if owned is not None else []), *((a, self.node(a)) for a in inner)]
         if owned is None and len(parts) == 1 and not e.keywords and self._is_child(e.func):
+            self.changes += bool(getattr(self._at(e.func), "inplace", False))
             return self._function_of_child(e, parts[0])
-        return Node("leaf", e) if owned is None else self._op(e, parts, owned[0])
+        before, self.strict = self.strict, True
+        may, self.strict = effects.of_call(self, e), before
+        self.changes += bool(may & effects.CHANGES)  # equal expressions may have other values then
+        # what draws, or writes, gives another value each time
+        return Node("leaf", e) if owned is None else self._op(e, parts, owned[0], may != effects.NONE)
 
     def function_of(self, func: ast.expr) -> tuple[str, list[tuple[ast.AST, Node]]] | None:
         """(the label of a function that only computes, what it is of beside its arguments); None for any other."""
@@ -281,30 +298,12 @@ class Scan:
         node.whole = e
         return node
 
-    def acts(self, tree: ast.AST, but: ast.expr, any_child: bool = False) -> bool:
-        """Whether a statement calls what may write over a value, or any child, before it gets to a part of it."""
-        if (id(tree), any_child) not in self.acting:
-            self.occurring = []  # what was read before stays as it is
-            calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
-            calls = [n for n in calls if self.function_of(n.func) is None or self._may_write(n.func)]
-            self.acting[id(tree), any_child] = tree, [c for c in calls if any_child or not self._harmless(c.func)]
-        calls = self.acting[id(tree), any_child][1]
-        later = around(tree, but) if calls else set()
-        return any(id(c) not in later for c in calls)
-
-    def _harmless(self, func: ast.expr) -> bool:
-        name = self._own_name(func)
-        return self._is_child(func) or name in self.fresh or (name in self.members and not self._may_write(func))
-
-    def _own_name(self, func: ast.expr) -> str:
-        mine = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == self.self_name
-        return func.attr if mine else ""  # type: ignore[attr-defined]
-
-    def _may_write(self, func: ast.expr) -> bool:
-        """Whether it is a method of the module's that does more than to compute."""
-        name = self._own_name(func)
-        children = frozenset(self.module._modules if self.module is not None else ())
-        return name in self.members and not child_calls.only_computes(name, self.members, children, self.fresh)
+    def within(self, function: types.FunctionType, tree: ast.FunctionDef, own: str | None, module: Any) -> Scan:
+        """What reads another function that this one comes to."""
+        kind = type(module) if isinstance(module, nn.Module) else None
+        other = Scan(function, tree, own, module, kind, self.free if module is self.module else frozenset())
+        other.judged, other.strict = self.judged, self.strict
+        return other
 
     def _calls_children(self, name: str) -> bool:
         """Whether a method comes to a child of the module."""

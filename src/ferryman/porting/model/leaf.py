@@ -227,7 +227,7 @@ def contents_tests(module: nn.Module) -> tuple[str, ...]:
 
 
 _LONGEST = 200  # characters of contents that a call compares
-_PLAIN = bool | int | float | str | None | torch.dtype
+PLAIN = bool | int | float | str | None | torch.dtype
 
 
 _ASKS = {"getattr", "hasattr", "vars", "dir", "setattr", "delattr", "__dict__", "str", "repr"}
@@ -276,7 +276,7 @@ def _literal(value: Any) -> bool:
     if type(value) is dict:
         return all(_literal(k) and _literal(v) for k, v in value.items())
     finite = not isinstance(value, float) or math.isfinite(value)
-    return isinstance(value, _PLAIN) and not isinstance(value, enum.Enum) and finite and "self." not in str(value)
+    return isinstance(value, PLAIN) and not isinstance(value, enum.Enum) and finite and "self." not in str(value)
 
 
 def class_settings(kind: Any) -> frozenset[str]:

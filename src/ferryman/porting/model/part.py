@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,9 @@ from ferryman.porting.model.trees import copied
 
 PREFIX = "ferryman_part_"
 _MEANT = "ferryman_meant({0}) == ferryman_was_{0}"
+
+
+Relied = tuple[tuple[str, Any], ...]  # (a path, what a call of that comes to)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +83,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Parted:
-    """Functions of a class with parts: (name, the tree that calls them, they, the tree before). Equal by ``key``."""
+    """Functions of a class with parts: (name, the tree that calls them, they, the tree before). Equal by ``key``.
+    relied: of a function, what it calls that has no effects, past which a part may have gone."""
 
     key: str
     inner: bool = field(default=False, compare=False)  # functions that it calls may have parts, too
@@ -87,6 +92,7 @@ class Parted:
     functions: tuple[tuple[str, ast.FunctionDef, tuple[Part, ...], str], ...] = field(
         default=(), compare=False, repr=False
     )
+    relied: Mapping[str, Relied] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, name: str, before: ast.FunctionDef) -> tuple[ast.FunctionDef, tuple[Part, ...]] | None:
         """The tree of a function, if it was made of that one."""

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from ferryman.porting.model import adding, flow, gating, recognise, source, spelling, sunk, unrolled
+from ferryman.porting.model import adding, flow, gating, quiet, recognise, relied, source, spelling, sunk, unrolled
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
-from ferryman.porting.model.part import INNER, NONE, Part, Parted
+from ferryman.porting.model.part import INNER, NONE, Part, Parted, Relied
 from ferryman.porting.model.part_shape import PRODUCTS
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import meant
@@ -37,8 +37,8 @@ def of_module(
     served without; norms: that take an addition. Of a module without children, results alone: what is nearly a norm is
     not ported for a norm in it."""
     kind = type(module)
-    fresh = _fresh(module)
-    key = kind, source.code_of(kind), skipped, norms, fresh, sequences
+    fresh, free = _fresh(module), quiet.free_of(module)
+    key = kind, source.code_of(kind), skipped, norms, fresh, free, quiet.plain_of(module), sequences
     given = _Given(module)
     for known, parted in _of_class.setdefault(key, []):
         same = all(vars(module).get(name) is value for name, value in parted.attributes)
@@ -46,7 +46,7 @@ def of_module(
             return parted
     methods, reached = source.methods(kind), names_reached(kind)
     facts: dict[tuple[str, str], tuple[Any, bool]] = {}
-    functions = []
+    functions, calm = [], dict[str, Relied]()
     for name in methods:
         if name != "forward" and name not in reached:
             continue
@@ -57,19 +57,21 @@ def of_module(
             continue
         before, _ = unrolled.of_sequences(spelling.operators(tree, inner), arguments[0], inner, dict(sequences))
         places = {place for at, place in skipped if at == name}
-        search, shown = _searched(inner, arguments[0], module, before, places, fresh)
+        search, shown = _searched(inner, arguments[0], module, before, places, fresh, free)
         shown |= adding.in_place(search.tree, arguments[0], norms, fresh)
         shown |= gating.in_place(search.tree, arguments[0], fresh)
         facts |= {(name, text): (value, search.asks(text)) for text, value in search.scan.facts.items()}
         if shown:
             functions.append((name, search.tree, tuple(search.parts), ast.dump(before)))
+            calm[name] = relied.state_of_calls(module, search.relied)
     attributes = tuple(
         (n, v) for n, v in vars(module).items() if n in reached and isinstance(v, flow.FUNCTIONS) and v in served()
     )
     texts = [(n, ast.dump(t), [(p.forms, p.own) for p in ps]) for n, t, ps, _ in functions]
-    name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {attributes}".encode()).hexdigest()
+    calls = sorted((n, path, relied.text_of(state)) for n, some in calm.items() for path, state in some)
+    name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes}".encode()).hexdigest()
     none = INNER if module._modules else NONE
-    parted = Parted(name, none.inner, attributes, tuple(functions)) if functions or attributes else none
+    parted = Parted(name, none.inner, attributes, tuple(functions), calm) if functions or attributes else none
     _of_class[key].append((facts, parted))
     return parted
 
@@ -81,14 +83,15 @@ def _searched(
     before: ast.FunctionDef,
     skipped: set[Any],
     fresh: frozenset[str],
+    free: frozenset[str],
 ) -> tuple[Search, bool]:
     """A search, and whether it has parts: of both sides of an ``if`` first, where that has a part of two products."""
     apart = sunk.sunk(before) if _multiplies_twice(before) else None
     if apart is not None:
-        search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh)
+        search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh, free=free)
         if search.run() and search.whole:
             return search, True
-    search = Search(inner, own, module, tree=copied(before), skipped=skipped, fresh=fresh)
+    search = Search(inner, own, module, tree=copied(before), skipped=skipped, fresh=fresh, free=free)
     return search, search.run()
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferryman.porting.model import adding, cuts, helpers, parts, routines, source, spelling, unrolled
-from ferryman.porting.model.part import NONE, Parted
+from ferryman.porting.model import adding, cuts, helpers, parts, relied, routines, source, spelling, unrolled
+from ferryman.porting.model.part import NONE, Parted, Relied
 from ferryman.porting.model.serve import Serve
 from ferryman.porting.model.trees import copied
 from ferryman.porting.model.uses import Conditions, Use, registries, served_calls
@@ -146,7 +146,8 @@ class ServedClass:
                 if wrapped is None:
                     self.opaque.append(name)
                 else:
-                    functions[name] = _while_current(self.kind, name, function, wrapped, called, self.sequences)
+                    calm = self.parted.relied.get(name, ())
+                    functions[name] = _while_current(self.kind, name, function, wrapped, called, self.sequences, calm)
         return Rewritten(
             functions,
             tuple(self.uses),
@@ -197,14 +198,23 @@ class ServedClass:
 
 
 def _while_current(
-    kind: Any, name: str, function: Any, served: Any, called: list[str], sequences: dict[str, int]
+    kind: Any,
+    name: str,
+    function: Any,
+    served: Any,
+    called: list[str],
+    sequences: dict[str, int],
+    calm: Relied,
 ) -> Any:
-    """The served copy of a class's function, while that is what the class has, and the sequences that it calls are what
-    they were; after that, what it has then."""
+    """The served copy of a class's function, while that is what the class has, and the sequences that it calls, and
+    children without effects on which it relies, are what they were; after that, what it has then."""
     (test,), meaning = source.still(kind, (name,))
     if called:
         test += " and ferryman_still(given[0])"
         meaning["ferryman_still"] = unrolled.test_of(called, sequences)
+    if calm:
+        test += " and ferryman_calm(given[0])"
+        meaning["ferryman_calm"] = relied.test_of(calm)
     text = f"def call(*given, **options):\n    if {test}:\n        return ferryman_served(*given, **options)\n"
     text += f"    return ferryman_kind.{name}(*given, **options)\n"
     namespace = {**meaning, f"ferryman_code_{name}": function, "ferryman_served": served}

@@ -274,7 +274,10 @@ def watching(hook: Any) -> Any:
     return hook
 
 
-def _hooked_globally() -> bool:
+def hooked_globally() -> bool:
+    """Whether a hook that is not ours hears of all modules."""
+    if not _modules._has_any_global_hook():
+        return False
     hooks = (
         _modules._global_forward_hooks,
         _modules._global_forward_pre_hooks,
@@ -287,7 +290,7 @@ def _hooked_globally() -> bool:
 def untouched(module: nn.Module) -> bool:
     """Whether a call of a module runs its class's forward, and nothing around it, of its own or of all modules."""
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    if hooked or (_modules._has_any_global_hook() and _hooked_globally()):
+    if hooked or hooked_globally():
         return False
     return "forward" not in module.__dict__ or own_forward(module)
 
