@@ -164,7 +164,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="cannot be read"):
         compare.compare([path, tmp_path / "absent.json"])
     newer = tmp_path / "newer.json"
-    text = path.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99')
+    text = path.read_text().replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99')
     newer.write_text(text, encoding="utf-8")
     with pytest.raises(ResultError, match="schema version 99"):
         compare.compare([path, newer])

@@ -218,28 +218,28 @@ def _of_torch(scan: Any, value: Any, call: ast.Call) -> Effects:
     name = value.__name__
     if _TAKES.fullmatch(name):  # what it calls is not known
         return ALL
-    if name.startswith("embedding"):  # which writes over rows that are too long
-        given = [*call.args[3:4], *(k.value for k in call.keywords if k.arg == "max_norm")]
-        return NONE if all(_is_nothing(scan, e) for e in given) else Effects({OVER})
     if name == "scaled_dot_product_attention":
-        given = [*call.args[4:5], *(k.value for k in call.keywords if k.arg == "dropout_p")]
+        named = (k for k in call.keywords if k.arg is None or k.arg.startswith("dropout"))
+        given = [*call.args[4:5], *(k.value for k in named)]
         nothing = all(isinstance(e, ast.Constant) and type(e.value) in (int, float) and e.value == 0 for e in given)
         return NONE if nothing and not any(isinstance(a, ast.Starred) for a in call.args) else Effects({DRAWS})
     over = name.endswith("_") or _OVER.fullmatch(name) is not None
-    place = _place_of_inplace(value)
-    if place is not None:
-        starred = any(isinstance(a, ast.Starred) for a in call.args[: place + 1])
-        over = over or starred or any(not _is_nothing(scan, e) for e in call.args[place : place + 1])
+    for word in ("inplace", "max_norm"):  # it writes over its input, or over rows of a weight that are too long
+        place = _place_of(value, word)
+        if place is not None:
+            starred = any(isinstance(a, ast.Starred) for a in call.args[: place + 1])
+            given = [*call.args[place : place + 1], *(k.value for k in call.keywords if k.arg in (word, None))]
+            over = over or starred or any(not _is_nothing(scan, e) for e in given)
     takes = any(isinstance(a, ast.Lambda) for a in call.args)  # functions, which it may call
     return ALL if takes else Effects({OVER} if over else ()) | Effects({DRAWS} if _draws(name.rstrip("_")) else ())
 
 
 @functools.cache
-def _place_of_inplace(value: Any) -> int | None:
-    """Where a function takes whether it writes over its input."""
+def _place_of(value: Any, word: str) -> int | None:
+    """Where a function takes an argument of this name."""
     code = getattr(value, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    return names.index("inplace") if "inplace" in names else None
+    return names.index(word) if word in names else None
 
 
 def of_child(scan: Any, func: ast.expr, child: nn.Module) -> Effects:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,7 +62,7 @@ def _has_operators(kind: Any) -> bool:
     return any(name in _OPERATORS for base in bases for name in vars(base))
 
 
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_BINARY = [name[3:-2] for name in dir(operator) if name.startswith("__i") and hasattr(operator, f"__{name[3:-2]}__")]
 _OTHERS = (
     "neg",
     "pos",
