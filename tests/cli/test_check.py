@@ -77,8 +77,8 @@ def test_an_interrupted_check_keeps_what_it_has(tmp_path: Path, monkeypatch: pyt
     """The user stops it after ten cells; the interpreter's process is at work, too."""
     whole = runner.check_op
 
-    def stopping(*args: Any) -> Iterator[results.Cell]:
-        for count, cell in enumerate(whole(*args)):
+    def stopping(*args: Any, **options: Any) -> Iterator[results.Cell]:
+        for count, cell in enumerate(whole(*args, **options)):
             if count == 10:
                 raise KeyboardInterrupt
             yield cell
