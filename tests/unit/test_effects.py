@@ -264,6 +264,9 @@ ALIKE: dict[str, type[Heads]] = {
     **{kind.__name__: kind for kind in (OwnClone, OfAnothersMemory, Kept, Drawn, WithAContext, Yields)},
     "a generator": between("n = torch.stack(tuple(g))[0]", "g = (noisy(t) for t in (v,))"),
     "a generator, unpacked": between("n, m = g", "g = (noisy(t) for t in (v, v))"),
+    "a generator of generators, unpacked": between(
+        "n = torch.stack(tuple(g))[0]", "g, h = ((noisy(t) for t in (v,)) for _ in range(2))"
+    ),
     "a method with a tensor's name": between("n = self.log.add(v)"),
     "one of the file's": between("n = LOG.add(v)"),
     "one by another name": between("n = log.add(v)", "log = LOG"),

@@ -158,10 +158,15 @@ def _stored(scan: Any, test: Callable[[Any, ast.AST], bool]) -> set[str]:
     }
 
 
+def _unpacked(target: ast.expr, value: ast.expr) -> ast.expr:
+    """What comes to a target's names: a generator that is unpacked has run, and they are what it gave."""
+    return value.elt if isinstance(target, ast.Tuple) and isinstance(value, ast.GeneratorExp) else value
+
+
 def _put(scan: Any) -> Iterator[tuple[ast.AST, ast.expr]]:
     for node in ast.walk(scan.tree):
         if isinstance(node, ast.Assign):
-            yield from ((target, node.value) for target in node.targets)
+            yield from ((target, _unpacked(target, node.value)) for target in node.targets)
         elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
             yield node.target, node.value
         elif isinstance(node, _LOOPS):
