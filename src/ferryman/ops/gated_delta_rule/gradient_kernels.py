@@ -466,9 +466,9 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     def run(q: Tensor, k: Tensor, v: Tensor, g: Any, beta: Tensor, kept: Any, scale: Any, norm: bool) -> None:
         gated_delta_rule_backward(v, kept, q, k, v, g, beta, kept, scale, norm, target)
 
-    # of `_tables` and `_pairs` bytes of a thread: with more warps they take longer; of `_back` scalar registers, which lie
+    # of `_tables` and `_pairs` bytes of a thread: more warps take longer; of `_back` scalar registers, which lie
     # in lanes of vector registers
-    allowed = {"_tables": 8 if target.arch == "sm_100" else 0, "_back": 24 if target.wave == 64 else 0}
+    allowed = {"_tables": 8 if target.arch in ("sm_100", "sm_120") else 0, "_back": 24 if target.wave == 64 else 0}
     if "wgmma" in target.features and dtype == "bfloat16":
         allowed["_pairs"] = 80
     return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in called(run, getattr(torch, dtype))]
