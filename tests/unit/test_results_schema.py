@@ -76,7 +76,7 @@ def test_a_document_of_the_first_version_still_loads() -> None:
 
 
 def test_the_published_runs_load_and_what_failed_in_the_first_is_green_in_the_second(tmp_path: Path) -> None:
-    """The first found five cells of attention; what was wrong is mended, and the second is of the code since."""
+    """What was wrong in the first is mended, and the second is of the code since."""
     document = tmp_path / "check.json"
     runs = []
     for name in ("check", "check-second", "check-third"):
@@ -90,7 +90,7 @@ def test_the_published_runs_load_and_what_failed_in_the_first_is_green_in_the_se
         {(c.op, c.implementation, c.dtype, c.case) for c in run.cells if c.verdict == verdict}
         for run, verdict in ((published, "FAIL"), (later[0], "PASS"))
     )
-    assert failed <= right and {op for op, *_ in failed} == {"attention", "attention_backward"}
+    assert failed and failed <= right
     assert not any(c.verdict in ("MISTRUSTED", "QUARANTINED") for c in published.cells)
     passed = {c.op for c in published.cells if c.verdict == "PASS"}
     assert passed == {c.op for c in published.cells} and len(passed) >= 23, "an op that came later is in the next run"

@@ -15,7 +15,7 @@ tokens (with 64 a walk spills), a span 64. Products are of bfloat16 pieces on NV
 
 Limit, for a token of a head with K = V = 128 in bfloat16 on an H100, C = 32: 2 C (K + 2 C) operations for the inverse,
 4 K V by three products and 2 C V by six for the walk; with spans of 2 C, 2 K V by three, 4 C K by one and 4 C V by six
-for the outputs: 0.45 MFLOP, 0.5 ns at the peak. Memory, kept states 8 K V / 64 and u 8 V bytes written and read with
+for the outputs: 0.47 MFLOP, 0.5 ns at the peak. Memory, kept states 8 K V / 64 and u 8 V bytes written and read with
 the rest: 4.9 KB, 1.5 ns. 2,048 tokens of 32 heads: 95 us. The walk is L / 32 steps of three products, one by one.
 """
 
