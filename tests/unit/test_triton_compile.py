@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from ferryman.backends import triton as backend
-from ferryman.backends import triton_rows
+from ferryman.backends import triton_reductions, triton_rows
 from ferryman.backends.base import Backend, Target
 from ferryman.errors import ArgumentError, CaptureError, CompileError
 from ferryman.porting.aot import groups
@@ -131,6 +131,12 @@ def test_compile_reports_resources_and_refuses() -> None:
     assert "CompileError" in report["bad kernel"] and "sm_90" in report["bad kernel"]
     assert "ArgumentError" in report["unknown arch"]
     assert "missing ['n']" in report["incomplete"]
+    for arch in ("sm_90", "gfx942"):
+        assert (
+            "CompileError" in report[f"folded rows, {arch}"]
+            and "sum the axes one by one" in report[f"folded rows, {arch}"]
+        )
+        assert report[f"folded whole, {arch}"].startswith("compiled") and report[f"axes, {arch}"].startswith("compiled")
     assert report["buffer loads"] and not report["buffer loads without ranges"]
 
 
@@ -294,6 +300,64 @@ def test_toolchain_failures_become_compile_errors_and_memory_errors_do_not(captu
             backend.launch(FakeKernel(error), (1,), device=torch.device("cpu"))
 
 
+_REDUCED = """#linear = #ttg.linear<{register = [[0, 1]], lane = LANES, warp = [[0, 32]], block = []}>
+    %sum = "tt.reduce"(%x) <{axis = 1 : i32}> ({
+    ^bb0(%a: f32, %b: f32):
+      tt.reduce.return %c : f32
+    }) : (tensor<8x256xf32, #linear>) -> tensor<8xf32, #ttg.slice<{dim = 1, parent = #linear}>>
+"""
+_APART = "[[0, 8], [1, 0], [2, 0], [4, 0], [0, 16]]"
+_NEIGHBOURS = "[[1, 0], [0, 8], [0, 16], [2, 0], [4, 0]]"
+
+
+def test_a_sum_that_triton_lowers_wrongly_is_never_launched(capturing: dict[str, bool]) -> None:
+    class Compiled(FakeKernel):
+        def __init__(self, lanes: str) -> None:
+            super().__init__()
+            self.lanes, self.device_caches = lanes, {0: ({},)}
+
+        def _do_compile(self, key: Any, signature: Any, device: int) -> Any:
+            self.compiled += 1
+            self.device_caches[device][0][key] = SimpleNamespace(asm={"ttgir": _REDUCED.replace("LANES", self.lanes)})
+            return self.device_caches[device][0][key]
+
+        def run(self, *args: Any, grid: Any, warmup: bool, **meta: Any) -> None:
+            if "key" not in self.device_caches[0][0]:
+                self._do_compile("key", {}, 0)
+            self.launches += 1
+
+    kernel = Compiled(_APART)
+    for _ in range(2):
+        with pytest.raises(CompileError, match="adds up values of other rows in tt.reduce over axis 1"):
+            backend.launch(kernel, (1,), device=torch.device("cpu"))
+    assert (kernel.compiled, kernel.launches) == (2, 0)
+    right = Compiled(_NEIGHBOURS)
+    for _ in range(2):
+        backend.launch(right, (1,), device=torch.device("cpu"))
+    assert (right.compiled, right.launches) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "operand", "axis", "wrong"),
+    [
+        (_APART, "tensor<8x256xf32, #linear>", 1, True),
+        (_APART, "tensor<8x256xf32, #linear>", 0, False),
+        (_NEIGHBOURS, "tensor<8x256xf32, #linear>", 1, False),
+        (_NEIGHBOURS, "tensor<8x256xf32, #linear>", 0, True),
+        ("[[0, 8], [1, 1], [2, 0], [4, 0], [0, 0]]", "tensor<8x256xf32, #linear>", 1, True),  # a lane of both axes
+        (_APART, "tensor<8x256xf32, #blocked>", 1, False),
+        # an axis of a slice is counted without those that are gone
+        ("[[0, 0, 1], [1, 0, 0], [0, 0, 2]]", "tensor<8x4xf32, #ttg.slice<{dim = 1, parent = #linear}>>", 1, True),
+        ("[[0, 1, 0], [1, 0, 0], [0, 2, 0]]", "tensor<8x4xf32, #ttg.slice<{dim = 1, parent = #linear}>>", 1, False),
+    ],
+)
+def test_which_reductions_are_lowered_wrongly(lanes: str, operand: str, axis: int, wrong: bool) -> None:
+    text = _REDUCED.replace("LANES", lanes).replace("tensor<8x256xf32, #linear>) ->", f"{operand}) ->")
+    text = text.replace("axis = 1", f"axis = {axis}")
+    assert (triton_reductions.misread(text, "3.6.0") is not None) == wrong
+    assert triton_reductions.misread(text, "3.7.0") is None
+
+
 # ---------------------------------------------------------------------------------------------------- in the worker
 
 
@@ -363,6 +427,17 @@ def refusals() -> dict[str, Any]:
     def bad(x_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         tl.store(x_ptr + tl.arange(0, BLOCK), undefined_name)  # type: ignore[name-defined] # noqa: F821
 
+    @triton.jit
+    def folded(x_ptr, y_ptr, ROWS: tl.constexpr, ONE: tl.constexpr):  # type: ignore[no-untyped-def]
+        r = tl.arange(0, ROWS)
+        at = r[:, None, None] * 256 + tl.arange(0, 16)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+        x = tl.load(x_ptr + at).to(tl.float32)
+        if ONE:
+            total = tl.sum(tl.sum(x, 2), 1)
+        else:
+            total = tl.sum(tl.reshape(x, (ROWS, 256)), 1)
+        tl.store(y_ptr + r, total)
+
     compiler = backend.TritonBackend()
     signature = {"x_ptr": "*bf16", "y_ptr": "*bf16", "n": "i32"}
     good = backend.Specialisation(copy, signature, {"BLOCK": 1024}, divisible=frozenset({"n"}))
@@ -377,6 +452,15 @@ def refusals() -> dict[str, Any]:
         "unknown arch": (good, None, "mi300x"),
         "incomplete": (backend.Specialisation(copy, halves, {"BLOCK": 16}), None, "sm_90"),
     }
+    rows = {"x_ptr": "*bf16", "y_ptr": "*fp32"}
+    for arch in ("sm_90", "gfx942"):
+        of = {"folded rows": (8, False), "folded whole": (1, False), "axes": (8, True)}
+        for name, (count, one) in of.items():
+            cases[f"{name}, {arch}"] = (
+                backend.Specialisation(folded, rows, {"ROWS": count, "ONE": one}),
+                None,
+                arch,
+            )
     report: dict[str, Any] = {}
     for name, (source, options, arch) in cases.items():
         try:

@@ -128,6 +128,7 @@ class TritonBackend:
             raise CompileError("triton", source.name, arch, f"{type(error).__name__}: {error}") from error
         from ferryman.backends import triton_artefacts, triton_resources
 
+        _must_reduce_right(compiled, source.name, arch)
         kind = "cubin" if gpu.backend == "cuda" else "hsaco"
         text = compiled.asm["ptx" if kind == "cubin" else "amdgcn"]
         resources = triton_resources.of(compiled, kind, gpu.warp_size)
@@ -354,6 +355,19 @@ def _arch_of(device: torch.device) -> str:
     return getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
 
 
+def _must_reduce_right(compiled: Any, name: str, arch: str) -> None:
+    """Raises CompileError for a kernel that Triton compiled, but wrongly (`triton_reductions`)."""
+    import triton
+
+    from ferryman.backends import triton_reductions
+
+    texts = getattr(compiled, "asm", {})  # a hook of Triton's can have prevented the compilation
+    where = triton_reductions.misread(texts.get("ttgir", ""), triton.__version__)
+    if where is not None:
+        log = f"Triton {triton.__version__} adds up values of other rows in {where}; sum the axes one by one instead"
+        raise CompileError("triton", name, arch, log)
+
+
 def _install_guard(kernel: Any) -> None:
     """Wrap this kernel's own compile step, which a cached launch never reaches: the checks cost a launch nothing.
 
@@ -375,7 +389,11 @@ def _install_guard(kernel: Any) -> None:
                 compiled = triton_artefacts.kept(kernel, key, signature, device, rest)  # once for each specialisation
                 if compiled is None:
                     compiled = compile_step(key, signature, device, *rest, **more)
-            except (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError, FerrymanError):
+                    _must_reduce_right(compiled, _kernel_name(kernel), _arch_of(torch.device("cuda", device)))
+            except FerrymanError:
+                kernel.device_caches[device][0].pop(key, None)  # or the next launch would take it from there
+                raise
+            except (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError):
                 raise
             except Exception as error:
                 where = _arch_of(torch.device("cuda", device))

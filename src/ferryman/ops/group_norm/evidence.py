@@ -139,6 +139,7 @@ def _cases() -> Sequence[Case]:
         "picture": _call(picture, 3),
         "line": _call((3, 20, 37), 5, "none"),
         "volume": _call((2, 6, 3, 4, 5), 2, "none"),
+        "sixteens": _call((2, 40, 16), 4),  # several groups a warp, each in lanes that are not neighbours
         "no_places": _call((7, 24), 4, "bias"),
         "one_group": _call((3, 7, 11), 1, "none"),
         "every_channel": _call((3, 7, 3, 11), 7, "none"),

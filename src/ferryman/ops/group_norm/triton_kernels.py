@@ -50,12 +50,17 @@ def _groups(groups, num_groups, per_group, places, ROWS: tl.constexpr, BLOCK_C: 
 
 
 @triton.jit
-def _mean_and_inverse(x, count, inside, eps, ROWS: tl.constexpr, SIZE: tl.constexpr):
+def _sum_of_group(x):
+    """Sums of groups (ROWS, channels, places), one axis after the other: Triton 3.6 sums a reshaped tile wrongly where
+    its last axis lies in lanes that are not neighbours."""
+    return tl.sum(tl.sum(x, 2, keep_dims=True), 1, keep_dims=True)
+
+
+@triton.jit
+def _mean_and_inverse(x, count, inside, eps):
     """(centred values, 0 outside; reciprocal deviations) of groups (ROWS, channels, places)."""
-    mean = tl.sum(tl.reshape(x, (ROWS, SIZE)), 1) / count
-    centred = tl.where(inside, x - mean[:, None, None], 0.0)
-    variance = tl.sum(tl.reshape(centred * centred, (ROWS, SIZE)), 1) / count
-    return centred, inverse_root(variance + eps)[:, None, None]
+    centred = tl.where(inside, x - _sum_of_group(x) / count, 0.0)
+    return centred, inverse_root(_sum_of_group(centred * centred) / count + eps)
 
 
 @triton.jit
@@ -83,7 +88,7 @@ def rows_kernel(
     """ROWS whole groups a program."""
     sample, channel, p, known, inside = _groups(groups, num_groups, per_group, places, ROWS, BLOCK_C, BLOCK_P)
     values = widen(tl.load(x + _place(sample, channel, p, x_sample, x_channel, x_place), mask=inside, other=0.0))
-    out, r = _mean_and_inverse(values, count, inside, eps, ROWS, BLOCK_C * BLOCK_P)
+    out, r = _mean_and_inverse(values, count, inside, eps)
     out *= r
     if weight is not None:
         out *= _of_channels(weight, channel, known)
@@ -124,7 +129,7 @@ def rows_backward_kernel(
     sample, channel, p, known, inside = _groups(groups, num_groups, per_group, places, ROWS, BLOCK_C, BLOCK_P)
     values = widen(tl.load(x + _place(sample, channel, p, x_sample, x_channel, x_place), mask=inside, other=0.0))
     g = widen(tl.load(grad + _place(sample, channel, p, g_sample, g_channel, g_place), mask=inside, other=0.0))
-    n, r = _mean_and_inverse(values, count, inside, eps, ROWS, BLOCK_C * BLOCK_P)
+    n, r = _mean_and_inverse(values, count, inside, eps)
     n *= r
     product = tl.sum(g * n, 2, keep_dims=True)
     total = tl.sum(g, 2, keep_dims=True)
