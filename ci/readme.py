@@ -36,6 +36,7 @@ DRAWS = {
     "h200/regret-attention-third": "the same, later, with masks of keys",
     "h200/regret-attention-fourth": "the same, its forwards alone, later",
     "h200/regret-attention-fifth": "both again, later",
+    "h200/regret-attention-sixth": "both again, later; two choices of the worst three are mended since",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),

@@ -32,8 +32,9 @@ from ferryman.ops.attention.conditions import (
     _TRACED,
 )
 from ferryman.ops.attention.leads import (
+    _BEGINS_SOONER,
     _FEW_ON_A_CACHE,
-    _FEW_TILES,
+    _FLASH_LEADS,
     _HIDING,
     _LITTLE_GRADIENTS,
     _LITTLE_WORK,
@@ -47,7 +48,9 @@ from ferryman.ops.menu import Implementation, menu
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.attention",
-    Implementation(op="attention", name="torch.cudnn", where=":attention_cudnn", when=_CUDNN, **_TRACED),
+    Implementation(
+        op="attention", name="torch.cudnn", where=":attention_cudnn", when=_CUDNN, leads=_BEGINS_SOONER, **_TRACED
+    ),
     # of one query cuDNN divides the keys, and adds the parts as they come
     Implementation(
         op="attention",
@@ -63,7 +66,7 @@ IMPLEMENTATIONS = menu(
         name="torch.flash",
         where=":attention_flash",
         when=_FLASH_NVIDIA,
-        leads=_FEW_TILES,
+        leads=_FLASH_LEADS,
         differentiable="attention_with_gradient",
         differentiable_when=_OWN,
         **_TRACED,

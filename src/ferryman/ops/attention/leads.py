@@ -75,14 +75,6 @@ def _seen_elements(view: View) -> int:
     return _elements(view) // max(1, keys) * (keys if window is None else min(keys, window))
 
 
-# PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only.
-_FEW_TILES = (
-    _TILES,
-    at_least("q.shape[2]", 2),
-    _NO_WINDOW,
-    threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
-    threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
-)
 _WINDOWED = unless(_NO_WINDOW)
 _BIASED = Clause(
     "a float mask",
@@ -148,21 +140,76 @@ def _reach(view: View) -> float:
     return max(1.0, seen if window is None else min(seen, window + 32))
 
 
+def _read_in_turn(view: View) -> float:
+    """Elements of keys, of tiles: a head size is filled up to a power of two."""
+    return _reach(view) * max(16, 1 << (_width(view) - 1).bit_length())
+
+
 def _tile_products(view: View) -> float:
-    """Of the tiles: a head size is filled up to a power of two."""
-    batch, heads, queries, width = view.args["q"].shape
-    return float(batch * heads * queries * _reach(view) * max(16, 1 << (width - 1).bit_length()))
+    batch, heads, queries, _ = view.args["q"].shape
+    return float(batch * heads * queries * _read_in_turn(view))
+
+
+_SEEN_FACTS = ("q.shape", "k.shape", "causal", "window", "chunk")
+_MUCH_IN_TURN = threshold(
+    "attention.flash.reach", "elements of the keys that a query has before it", _SEEN_FACTS, _read_in_turn
+)
+_FEWER_QUERIES = Clause(
+    "fewer queries than keys", ("q.shape[2]", "k.shape[2]"), _rows_of, lambda rows: rows[0] < rows[1]
+)
+
+
+def _products_at_most(name: str) -> Clause:
+    return threshold(name, "products of tiles that are seen", _SEEN_FACTS, _tile_products, most=True)
 
 
 def _at_most(kind: str) -> Clause:
-    facts = ("q.shape", "k.shape", "causal", "window", "chunk")
-    return threshold(f"attention.tiled.{kind}", "products of tiles that are seen", facts, _tile_products, most=True)
+    return _products_at_most(f"attention.tiled.{kind}")
 
 
 # Hopper's kernel has sinks, float masks and what hides keys, too, and leaves little work alone to smaller tiles.
 _HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _MASK_OF_HOPPER)
 _LESS_THAN_HOPPERS = either(unless(_HOPPERS), _at_most("hopper"))
 _SERVED_BY_HOPPER = both(feature("wgmma"), _HOPPERS)
+# PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only. A
+# program of Triton's goes over all of a query's keys, one tile after the other, and Hopper's kernel begins late for
+# what a narrow window leaves.
+_FLASH_LEADS = (
+    _TILES,
+    at_least("q.shape[2]", 2),
+    either(
+        both(
+            _NO_WINDOW,
+            threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
+            either(
+                threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
+                both(
+                    absent("sinks"),
+                    _FEWER_QUERIES,
+                    _MUCH_IN_TURN,
+                ),
+            ),
+        ),
+        both(
+            _WINDOWED,
+            _SERVED_BY_HOPPER,
+            threshold("attention.flash.window", "window", ("window",), lambda v: v.args["window"] or 0, most=True),
+            _at_most("hopper"),
+            unless(_at_most("plain")),
+        ),
+    ),
+)
+# Beside Hopper's kernel cuDNN begins sooner, which counts where little follows.
+_BEGINS_SOONER = (
+    absent("mask"),
+    absent("sinks"),
+    _NO_WINDOW,
+    unless(_RANGED),
+    unless(_FEWER_QUERIES),
+    _SERVED_BY_HOPPER,
+    unless(_at_most("plain")),
+    _products_at_most("attention.cudnn.products"),
+)
 _RANGE_OF_MUCH = (_RANGED, unless(_at_most("hopper")))
 _NARROW = threshold(
     "attention.flex.narrow", "head size", ("q.shape",), _width, most=True
@@ -206,15 +253,21 @@ _MASKED_ROWS = (
         ),
     ),
 )
+
+
+def _narrow_rows(view: View) -> int:
+    return _rows_of_a_head(view) * -(-_width(view) // 128)
+
+
 # PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after. A program of
 # Triton's goes over all queries of a key head's group for its keys, and over all keys for its queries.
 _LITTLE_GRADIENTS = both(
     _TILES,
     threshold(
         "attention.tiled.gradients.rows",
-        "rows of queries for a key head (Sq * H / Hk)",
+        "rows of queries for a key head (Sq * H / Hk), of 128 elements",
         _ONE_TILE.facts,
-        _rows_of_a_head,
+        _narrow_rows,
         most=True,
     ),
     threshold(
@@ -229,6 +282,6 @@ _LITTLE_GRADIENTS = both(
         both(_MASKED, unless(_BIASED), _at_most("gradients.masked")),
         both(_SINKS, _at_most("gradients.sinks")),
         both(_WINDOWED, _at_most("gradients.window")),
-        both(absent("mask"), _at_most("gradients.plain")),
+        both(absent("mask"), _at_most("gradients.plain"), unless(_MUCH_IN_TURN)),
     ),
 )
