@@ -24,8 +24,6 @@ CPU = torch.device("cpu")
 MUTATING = [op for op in registry.primitives().values() if op.mutates]
 FAMILIES = {registry.family_of(op).name for op in MUTATING}
 BESIDE = [n for n, op in registry.primitives().items() if not op.mutates and registry.family_of(op).name in FAMILIES]
-    op.name for op in registry.primitives().values() if not op.mutates and registry.family_of(op).name in FAMILIES
-]
 COS, SIN = torch.rand(1, 7, 64), torch.rand(1, 7, 64)
 LOSS = Case(
     "three dimensions",
