@@ -220,3 +220,11 @@ def compiled(x: str) -> Iterator[str]:
         yield f"add_rms_norm_{x}_{w}_false"
         yield from () if w == "none" else (f"add_rms_norm_{x}_{w}_true",)
         yield from (f"layer_norm_{x}_{w}_{b}_" for b in (*TYPES, "none"))
+
+
+# On a device, of rows x, others and a weight: how many tensors are moved, the kernel, and its arguments.
+MOVED = {
+    "rms_norm": (2, norm.rms_norm, lambda x, other, w: (x, w, 1e-6, False)),
+    "layer_norm": (2, norm.layer_norm, lambda x, other, w: (x, w, w, 1e-6)),
+    "add_rms_norm": (4, norm.add_rms_norm, lambda x, other, w: (x, other, w, 1e-6, False)),
+}

@@ -180,3 +180,7 @@ def launches(dtype: torch.dtype) -> Iterator[Launch]:
 def compiled(x: str) -> Iterator[str]:
     """How names of kernels for a dtype begin."""
     yield from (f"softmax_{x}_", f"softmax_backward_{x}_")
+
+
+# On a device, of rows x, others and a weight: how many tensors are moved, the kernel, and its arguments.
+MOVED = {"softmax": (2, softmax.softmax, lambda x, other, w: (x,))}
