@@ -205,7 +205,7 @@ def of_ours() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.alternate(weeks=4)
-@pytest.mark.parametrize("op", of_ours())
+@pytest.mark.parametrize("op", [*of_ours()])
 def test_an_op_of_ours_is_a_kernel_too(op: str) -> None:
     """A public op called as a user calls it: keyword-only arguments, its switch for every output, backwards."""
     document = kernel.run(

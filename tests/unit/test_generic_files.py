@@ -29,9 +29,9 @@ def branches(source: str) -> Iterator[tuple[int, str]]:
 
 
 def counted(value: ast.expr) -> bool:
-    """How often an op is called: a whole number, or a sum with one."""
+    """How often a model calls an op: a small number, or a sum with one."""
     parts = [part for part in ast.walk(value) if not isinstance(part, ast.operator | ast.expr_context)]
-    numbers = [part for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, int)]
+    numbers = [part for part in parts if isinstance(part, ast.Constant) and part.value in range(1000)]
     return bool(numbers) and all(part in numbers or isinstance(part, ast.BinOp | ast.Name) for part in parts)
 
 
@@ -99,6 +99,7 @@ def test_no_table_has_a_row_for_each_of_some_ops(file: str) -> None:
     [
         'ROWS = {"softmax": (), "rms_norm": (None, 1e-6), "linear": (None,)}',
         'WHY = {("softmax", "cuda"): "a", ("rms_norm", "cuda"): "b", ("linear", "cuda"): "c"}',
+        'WIDEST = {"softmax": 262_144, "rms_norm": 262_144, "linear": 131_072}',
         'KERNELS = {"softmax": right, "rms_norm": wrong, "linear": None}',
         'pytest.mark.parametrize(("op", "rest"), [("softmax", ()), ("rms_norm", (2,)), ("linear", (2, 2))])',
         'for op, n in (("softmax", 3), ("rms_norm", 4), ("linear", 5)): pass',

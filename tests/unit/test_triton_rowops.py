@@ -48,11 +48,9 @@ def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(
     assert {n: report[n] for n in ("unequal_runs", "changed_inputs", "aliases") if report[n]} == {}
 
 
-@pytest.mark.parametrize(("family", "dtype", "why"), REFUSED)
-def test_what_the_interpreter_cannot_run_is_refused(
-    family: str, dtype: str, why: str, interpreter: Interpreter
-) -> None:
-    assert why in interpreted(interpreter, f"refusal({family!r}, {dtype!r})")["refused"]
+@pytest.mark.parametrize(("family", "dtype"), REFUSED)
+def test_what_the_interpreter_cannot_run_is_refused(family: str, dtype: str, interpreter: Interpreter) -> None:
+    assert REFUSED[family, dtype] in interpreted(interpreter, f"refusal({family!r}, {dtype!r})")["refused"]
 
 
 def test_portable_functions_keep_relative_accuracy(interpreter: Interpreter) -> None:
