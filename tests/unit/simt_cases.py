@@ -103,7 +103,7 @@ def layouts() -> dict[str, tuple[Callable[[], Tensor], str]]:
 
 def planted() -> dict[str, Callable[[], Tensor]]:
     """Rows of which two hold a value that is not finite."""
-    made: dict[str, Callable[[], Tensor]] = {}
+    by_name: dict[str, Callable[[], Tensor]] = {}
     for name, value in {"nan": math.nan, "inf": math.inf, "minus_inf": -math.inf}.items():
         for dtype in (F32, F16, BF16):
 
@@ -112,8 +112,8 @@ def planted() -> dict[str, Callable[[], Tensor]]:
                 x[1, 17] = x[3, 519] = v
                 return x
 
-            made[plain(f"{name}_{dtype}")] = rows
-    return made
+            by_name[plain(f"{name}_{dtype}")] = rows
+    return by_name
 
 
 def short_and_long(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
