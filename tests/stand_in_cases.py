@@ -6,12 +6,11 @@ of a family stand in `tests/ops/FAMILY/tiles.py`.
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from pathlib import Path
 
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.inputs.cases import output_gradients
+from tests import families
 
 
 def case(*words: object, **args: object) -> Case:
@@ -35,6 +34,4 @@ def of_backward(op: Primitive, given: Case) -> Case:
 
 def tiles() -> dict[str, tuple[Case, ...]]:
     """By op, of all families."""
-    files = sorted((Path(__file__).parent / "ops").glob("*/tiles.py"))
-    by_family = [importlib.import_module(f"tests.ops.{file.parent.name}.tiles").TILES for file in files]
-    return {op: cases for own in by_family for op, cases in own.items()}
+    return families.table("tiles", "TILES")

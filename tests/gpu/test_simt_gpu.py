@@ -19,6 +19,7 @@ from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
 from ferryman.ops.softmax.simt_softmax_backward_kernels import softmax_backward
+from tests import families
 from tests.bounded import must_be_right
 
 pytestmark = pytest.mark.gpu
@@ -268,14 +269,11 @@ def test_bandwidth(n: int, target: Target, record_property: Callable[[str, objec
     other, w = x.flip(0), _random(n, dtype=BF16)
     out = torch.empty_like(x)
     copy = 2 * x.nbytes / _seconds(lambda: out.copy_(x))
-    calls: dict[str, tuple[int, Callable[[], Any]]] = {
-        "rms_norm": (2, lambda: norm.rms_norm(x, w, 1e-6, False, target)),
-        "layer_norm": (2, lambda: norm.layer_norm(x, w, w, 1e-6, target)),
-        "softmax": (2, lambda: softmax.softmax(x, target)),
-        "add_rms_norm": (4, lambda: norm.add_rms_norm(x, other, w, 1e-6, False, target)),
-        "silu_mul": (3, lambda: activation.silu_mul(x, other, target)),
-    }
-    shares = {name: tensors * x.nbytes / _seconds(call) / copy for name, (tensors, call) in calls.items()}
+    shares = {}
+    for name, (tensors, kernel, given) in families.table("simt_cases", "MOVED").items():
+        args = (*given(x, other, w), target)
+        shares[name] = tensors * x.nbytes / _seconds(lambda kernel=kernel, args=args: kernel(*args)) / copy
+    assert len(shares) >= 5
     print(f"n={n}: copy {copy / 1e12:.2f} TB/s; " + ", ".join(f"{k} {v:.3f}" for k, v in shares.items()))  # noqa: T201
     for name, share in shares.items():
         record_property(f"{name}_of_copy", round(share, 4))

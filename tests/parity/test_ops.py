@@ -17,6 +17,7 @@ from ferryman.porting.inputs.cases import arguments, as_tuple, cases_of, forward
 from ferryman.porting.judging import metrics
 from ferryman.porting.judging.parity import check_cell, prepare
 from ferryman.porting.judging.results import GateName
+from tests import families
 from tests.lines import serving
 
 
@@ -120,49 +121,15 @@ def test_some_gradients_lie_as_no_other_tensor_does(op: str) -> None:
             assert plain or (tensor.shape, tensor.stride()) not in other
 
 
-def honest_silu(gate: torch.Tensor, up: torch.Tensor, target: object) -> torch.Tensor:
-    silu = gate.double() * torch.sigmoid(gate.double())
-    return (silu.masked_fill(gate == -torch.inf, 0) * up.double()).to(gate.dtype).contiguous()
+RIGHT = [(op, kernel) for op, kernels in families.table("structural", "RIGHT").items() for kernel in kernels]
 
 
-def honest_softmax(x: torch.Tensor, target: object) -> torch.Tensor:
-    """The sum in 16-element pieces, exp as a power of two."""
-    h = x.float()
-    e = torch.exp2((h - h.amax(-1, keepdim=True)) * 1.4426950408889634) if h.numel() else h
-    return (e / sum(c.sum(-1, keepdim=True) for c in e.split(16, -1))).to(x.dtype).contiguous()
-
-
-def honest_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: object) -> torch.Tensor:
-    """One product after another, the sequential order of a single accumulator."""
-    total = torch.zeros(*x.shape[:-1], weight.shape[0])
-    for k in range(x.shape[-1]):
-        total = total + x[..., k, None].float() * weight[:, k].float()
-    return (total if bias is None else total + bias.float()).to(x.dtype)
-
-
-def honest_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, cast: bool, target: object) -> torch.Tensor:
-    """The squares of 256 columns summed one after another, and so these sums; x scaled after the weight. In one chain
-    of 20,000 squares that are nearly equal all roundings go one way, and the bound of a sum does not hold."""
-    h = x.float()
-    total = torch.zeros(*x.shape[:-1], 1)
-    for piece in h.split(256, -1):
-        own = torch.zeros_like(total)
-        for i in range(piece.shape[-1]):
-            own = own + piece[..., i : i + 1] * piece[..., i : i + 1]
-        total = total + own
-    r = 1 / torch.sqrt(total / x.shape[-1] + eps)
-    if weight is None:
-        return (h * r).to(x.dtype).contiguous()
-    if cast:
-        return ((h * r).to(x.dtype).float() * weight.float()).to(x.dtype).contiguous()
-    return (h * (weight.float() * r)).to(x.dtype).contiguous()
-
-
-@pytest.mark.parametrize(
-    ("op", "kernel"),
-    [("silu_mul", honest_silu), ("softmax", honest_softmax), ("linear", honest_linear), ("rms_norm", honest_norm)],
-)
+@pytest.mark.parametrize(("op", "kernel"), RIGHT)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_correct_alternative_raises_no_alarm(op: str, kernel: object, seed: int) -> None:
     for cell in check(op, kernel, strict(op), seed=seed):  # type: ignore[arg-type]
         assert cell.verdict == "PASS", f"{cell.dtype} {cell.case}: {cell.reason}"
+
+
+def test_there_are_alternatives_of_several_ops() -> None:
+    assert len(RIGHT) >= 4

@@ -21,6 +21,7 @@ from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.running import simulated
+from tests import families
 from tests.bounded import off
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,48 +137,19 @@ def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
         assert off(op, (logits, labels, -100, smoothing), outputs, torch.bfloat16, line) <= 1
 
 
-# Small shapes take small tiles: fewer units make the launcher take the large ones, with ragged edges.
-MATMULS = [
-    (520, 300, 200, 1),
-    (300, 200, 264, 2),
-    (150, 140, 136, 4),
-    (70, 90, 320, 4),
-    (9, 70, 520, 4),
-    (520, 300, 203, 1),
-]
-LONG = [
-    call(
-        "attention",
-        "triton.tiled",
-        d,
-        [[1, 4, s, h], [1, 2, s, h], [1, 2, s, h]],
-        [causal, None, None, 0.0, None, None, None, None, 0.0, None],
-    )
-    for d, s, h, causal in (
-        ("bfloat16", 300, 64, True),
-        ("float16", 300, 128, True),
-        ("bfloat16", 200, 256, False),
-        ("float32", 260, 64, True),
-    )
-] + [
-    call(op, implementation, "bfloat16", shapes, extra)
-    for n, implementation in itertools.product((40_000, 70_001), ("triton.long", "hip"))
-    for op, shapes, extra in (
-        ("rms_norm", [[3, n], [n]], [1e-6, False]),
-        ("softmax", [[3, n]], []),
-        ("layer_norm", [[3, n], [n], [n]], [1e-5]),
-    )
-]
+def tiles(device: str) -> list[dict[str, Any]]:
+    """Calls that take each tile, and rows of any length."""
+    known = families.table("simulated", "TILES")
+    every = [call(op, *given, units=units) for op, many in known.items() for *given, units in many]
+    return [c for c in every if device == "mi300x" or c["implementation"] != "hip"]
 
 
 @pytest.mark.slow
 @pytest.mark.alternate("device")
 @pytest.mark.parametrize("device", ["mi300x", "mi355x"])
 def test_every_tile_of_products_and_long_rows(device: str) -> None:
-    calls = [
-        call("linear", "triton", d, [[m, k], [n, k], None], [], units=u) for d in EPSILON for m, n, k, u in MATMULS
-    ]
-    calls += LONG if device == "mi300x" else [c for c in LONG if c["implementation"] != "hip"]
+    calls = tiles(device)
+    assert len(calls) >= 28
     for given, got in zip(calls, run(calls, device), strict=True):
         assert got["findings"] == [], given
         assert got["kernels"] and max(got["apart"]) < 64 * EPSILON[given["dtype"]], (given, got["apart"])
@@ -209,16 +181,13 @@ def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
 
 
 def test_triton_and_the_simt_source_agree() -> None:
-    pairs = [
-        ("rms_norm", [[7, 333], [333]], [1e-6, False]),
-        ("softmax", [[7, 333]], []),
-        ("silu_mul", [[7, 333], [7, 333]], []),
-    ]
+    small = families.table("simulated", "SMALL")
+    assert len(small) >= 3
     calls = [
         call(op, name, d, shapes, extra)
-        for op, shapes, extra in pairs
+        for op, (line, shapes, extra) in small.items()
         for d in ("bfloat16", "float32")
-        for name in ("triton", "hip")
+        for name in (line, "hip")
     ]
     got = run(calls)
     for (left, right), given in zip(zip(got[::2], got[1::2], strict=True), calls[::2], strict=True):
@@ -243,18 +212,8 @@ def test_two_versions_of_triton_agree(tmp_path: Path) -> None:
     )
     if done.returncode:
         pytest.skip(f"triton {other} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-    calls = [
-        call("rms_norm", "triton.rows", "bfloat16", [[7, 333], [333]], [1e-6, False]),
-        call("softmax", "triton.rows", "float32", [[7, 333]], []),
-        call("linear", "triton", "bfloat16", [[70, 96], [50, 96], None], []),
-        call(
-            "attention",
-            "triton.tiled",
-            "float16",
-            [[1, 2, 70, 64]] * 3,
-            [True, None, None, 0.0, None, None, None, None, 0.0, None],
-        ),
-    ]
+    calls = [call(op, *given) for op, given in families.table("simulated", "RELEASES").items()]
+    assert len(calls) >= 4
     ours, theirs = run(calls), run(calls, path=[str(tmp_path)])
     for given, left, right in zip(calls, ours, theirs, strict=True):
         assert left["findings"] == right["findings"] == []

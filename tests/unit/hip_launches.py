@@ -1,4 +1,5 @@
-"""What the launchers of every SIMT family pass to a kernel, recorded from calls on the CPU: nothing is launched."""
+"""What SIMT launchers pass to a kernel, recorded from calls on the CPU, which `tests/ops/FAMILY/simt_cases.py` names:
+nothing is launched."""
 
 from __future__ import annotations
 
@@ -11,14 +12,10 @@ import pytest
 import torch
 
 from ferryman.backends import hip, simt_runtime
-from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit
 from ferryman.backends.simt_offline import target_for
-from ferryman.ops.activation import simt_kernels as activation
-from ferryman.ops.norm import simt_kernels as norm
-from ferryman.ops.rope import simt_kernels as rope
-from ferryman.ops.softmax import simt_kernels as softmax
-from ferryman.ops.softmax.simt_softmax_backward_kernels import softmax_backward
+from tests import families
+from tests.unit.simt_cases import Launch
 
 Arguments = tuple[int | float, ...]
 
@@ -34,33 +31,18 @@ class Recorder:
         self.launches.append((unit, args))
 
 
-def calls(target: Target) -> Iterator[None]:
-    """Every op: short rows and long ones, aligned and not, with weights and without."""
-    for kind in (torch.float32, torch.float16, torch.bfloat16):
-        for width in (8, 1000, 1021, 8192, 262_144):
-            x = torch.zeros(2, width, dtype=kind)
-            weight = torch.zeros(width, dtype=kind)
-            yield norm.rms_norm(x, weight, 1e-6, False, target)  # type: ignore[misc]
-            yield norm.rms_norm(x, None, 1e-5, False, target)  # type: ignore[misc]
-            yield norm.add_rms_norm(x, x, weight, 1e-6, True, target)  # type: ignore[misc]
-            yield norm.layer_norm(x, weight, weight, 1e-5, target)  # type: ignore[misc]
-            yield norm.layer_norm(x, None, None, 1e-5, target)  # type: ignore[misc]
-            yield softmax.softmax(x, target)  # type: ignore[misc]
-            yield softmax_backward(x, x, target)  # type: ignore[misc]
-            yield activation.silu_mul(x, x, target)  # type: ignore[misc]
-            yield activation.gelu_mul(x, x, "tanh", target)  # type: ignore[misc]
-            yield activation.silu_mul_backward(x, x, x, target)  # type: ignore[misc]
-        q, table = torch.zeros(2, 4, 3, 64, dtype=kind), torch.zeros(1, 3, 64, dtype=kind)
-        for interleaved in (False, True):
-            yield rope.rope(q, q[:, :2], table, table, interleaved, target)  # type: ignore[misc]
+def calls() -> Iterator[Launch]:
+    for module in families.modules("simt_cases").values():
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            yield from module.launches(dtype)
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, arch: str) -> list[tuple[Unit, Arguments]]:
     """(unit, the first launch's arguments) of every unit that the calls reach."""
     recorder = Recorder()
     monkeypatch.setitem(simt_runtime._RUNTIMES, "amd", recorder)
-    for _ in calls(target_for(arch)):
-        pass
+    for kernel, args in calls():
+        kernel(*args, target_for(arch))
     first_launches: dict[str, tuple[Unit, Arguments]] = {}
     for unit, args in recorder.launches:
         first_launches.setdefault(unit.name, (unit, args))

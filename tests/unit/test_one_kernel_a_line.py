@@ -20,15 +20,9 @@ from ferryman.dispatch import registry, select
 from ferryman.porting.aot.calls import Collector
 from ferryman.porting.bench import grid
 from ferryman.porting.running.cells import tier_cases
+from tests import families
 
-_LAYOUT = "elementwise: the C++ of tensors without gaps needs no rows"
-_PACKS = "which kernel serves follows from addresses, which no clause reads: elements in packs, or one by one"
-EXCEPT = {
-    **{(f"{op}{way}", "activation"): _LAYOUT for op in ("silu_mul", "gelu_mul") for way in ("", "_backward")},
-    **{(op, "rope"): _PACKS for op in ("rope", "rope_", "rope_backward")},
-    ("attention_backward", "attention"): "without sinks there is no gradient of them, which is a pass that follows",
-    ("bias_act_backward", "bias_act"): "without a bias there is no sum, and the kernel is elementwise",
-}
+EXCEPT: dict[tuple[str, str], str] = families.table("several_kernels", "SEVERAL")  # (op, backend) -> why
 
 
 def _kernels(unit: str) -> str:
@@ -64,15 +58,14 @@ def _launched(op: str, backend: str, device: str) -> dict[str, set[frozenset[str
 @pytest.mark.parametrize(("backend", "device"), [("triton", "h200"), ("triton", "mi300x"), ("cuda", "h200")])
 def test_a_line_launches_the_same_kernels_for_every_call(backend: str, device: str) -> None:
     seen, several = 0, set()
-    for op, primitive in registry.primitives().items():
+    for op in registry.primitives():
         for line, sets in _launched(op, backend, device).items():
             seen += 1
             inmost = sorted(sets, key=len)
             if any(not few <= more for few, more in itertools.pairwise(inmost)):
-                several.add((op, registry.family_of(primitive).name, line))
+                several.add((op, line))
     assert seen > 15
-    unlisted = {(op, family, line) for op, family, line in several if (op, family) not in EXCEPT}
-    assert not unlisted, f"lines that launch one kernel or another: {sorted(unlisted)}; required: a line for each"
-    used = {key for key in EXCEPT if any(key == (op, family) for op, family, _ in several)}
-    wanted = {k for k in EXCEPT if (backend == "triton") == (k[1] in ("bias_act", "attention"))}
-    assert used == wanted, f"listed and not seen: {sorted(wanted - used)}"
+    unlisted = sorted((op, line) for op, line in several if (op, backend) not in EXCEPT)
+    assert not unlisted, f"lines that launch one kernel or another: {unlisted}; required: a line for each"
+    wanted = {op for op, toolchain in EXCEPT if toolchain == backend}
+    assert {op for op, _ in several} == wanted, "listed and not seen"

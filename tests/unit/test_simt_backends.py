@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import gc
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from ferryman.backends.base import Backend, Target
 from ferryman.backends.simt import Unit, launcher, rows
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, BackendUnavailable, CaptureError, LaunchError
-from ferryman.ops.norm import simt_kernels as norm_kernels
-from ferryman.ops.softmax import simt_kernels as softmax_kernels
+from tests import families
+from tests.unit.simt_cases import Rows
 
 H200 = Target("sm_90", "nvidia", 32, 232_448, 1024, 132, 50 << 20)
 
@@ -78,8 +77,7 @@ def test_vectors_need_aligned_pointers_strides_and_lengths() -> None:
     assert simt.vectorised(4, 60 | 64, 0)
 
 
-# op -> the widest row of 16 bits that few rows and many read once on an H200
-ROW_OPS = {"rms_norm": 262_144, "add_rms_norm": 262_144, "layer_norm": 131_072, "softmax": 262_144}
+ROW_OPS: dict[str, Rows] = families.table("simt_cases", "ROWS")
 
 
 def weights_of(op: str, *bytes_: int) -> tuple[int, ...]:
@@ -87,14 +85,8 @@ def weights_of(op: str, *bytes_: int) -> tuple[int, ...]:
     return bytes_ if "weight" in registry.primitive(op).names else ()
 
 
-DEMANDS: dict[str, Callable[[int, int, tuple[int, ...]], rows.Demand]] = {
-    **{op: functools.partial(norm_kernels.demand, op) for op in ("rms_norm", "add_rms_norm", "layer_norm")},
-    "softmax": lambda wave, itemsize, weights: softmax_kernels.demand(wave, itemsize),
-}
-
-
 def demand(op: str, wave: int, itemsize: int, *weights: int) -> rows.Demand:
-    return DEMANDS[op](wave, itemsize, weights or (0,))
+    return ROW_OPS[op].demand(wave, itemsize, weights or (0,))
 
 
 @given(
@@ -162,10 +154,10 @@ def test_threads_a_row() -> None:
 HOPPER = dataclasses.replace(H200, features=frozenset({"clusters"}))
 
 
-@pytest.mark.parametrize(("kind", "widest"), ROW_OPS.items())
-def test_widths_of_models_are_read_once_from_memory(kind: str, widest: int) -> None:
+@pytest.mark.parametrize("kind", ROW_OPS)
+def test_widths_of_models_are_read_once_from_memory(kind: str) -> None:
     """On an H200, few rows and many: no second read."""
-    for n in filter(widest.__ge__, (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)):
+    for n in filter(ROW_OPS[kind].widest.__ge__, (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)):
         for count in (1, 16, 132, 1024, 1 << 20):
             plan = rows.plan_for(n, 2, True, HOPPER, demand(kind, 32, 2), rows.threads_a_row(count, 132))
             width, lanes, _, packs, _, _, cluster = plan.arguments
@@ -173,13 +165,10 @@ def test_widths_of_models_are_read_once_from_memory(kind: str, widest: int) -> N
             assert cluster * width * lanes * (packs + slots) >= n, (kind, n, count)
 
 
-@pytest.mark.parametrize(
-    ("kind", "weights"),
-    [("rms_norm", (2,)), ("add_rms_norm", (2,)), ("layer_norm", (2, 2)), ("softmax", ())],
-)
-def test_wide_rows_take_one_exchange(kind: str, weights: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("kind", ROW_OPS)
+def test_wide_rows_take_one_exchange(kind: str) -> None:
     """Many rows of more than 16 KiB, to the widest that registers hold: two blocks or more an SM, 1024 threads."""
-    need = demand(kind, 32, 2, *weights)
+    need = demand(kind, 32, 2, *(2 for name in registry.primitive(kind).names if name in ("weight", "bias")))
     for n in (8200, 11_008, 16_384, 20_008, 32_768, 65_536, 131_072, 262_144):
         plan = rows.plan_for(n, 2, True, HOPPER, need)
         if n * 2 <= need.alone * simt.VECTOR_BYTES:
@@ -197,7 +186,7 @@ def test_wide_rows_take_one_exchange(kind: str, weights: tuple[int, ...]) -> Non
 
 def test_widths_of_models_stay_on_the_chip_without_clusters() -> None:
     for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072):
-        for kind in ("rms_norm", "layer_norm", "softmax"):
+        for kind in (op for op in ROW_OPS if demand(op, 32, 2).tensors == 1):
             plan = rows.plan_for(n, 2, True, H200, demand(kind, 32, 2))
             width, lanes, _, packs, *_ = plan.arguments
             assert plan.cluster == 1 and width * lanes * (packs + plan.slots) >= n, (kind, n)

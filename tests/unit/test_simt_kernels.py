@@ -18,21 +18,25 @@ from torch import Tensor
 
 from ferryman.dispatch import registry
 from ferryman.ops.activation import simt_kernels as activation
+from tests import families
 from tests.bounded import U32, must_be_right
 from tests.unit import simt_host as host
-from tests.unit.simt_cases import CASES, Case
+from tests.unit.simt_cases import Case
 
 pytestmark = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package")
 
 
-ROWS = {"rms_norm": (None, 1e-6, False), "layer_norm": (None, None, 1e-5), "softmax": ()}
+CASES: list[Case] = [case for module in families.modules("simt_cases").values() for case in module.CASES]
+ROWS = [op for op in families.table("simt_cases", "ROWS") if len(registry.primitive(op).outputs) == 1]
 
 
 @pytest.mark.parametrize("op", ROWS)
 def test_a_result_that_is_a_little_off_is_refused(op: str) -> None:
     """Of 1000 terms: a factor of 2^-17 is 128 of float32's units."""
-    args = (torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)), *ROWS[op])
-    y = registry.primitive(op).body(*args)
+    primitive = registry.primitive(op)
+    x = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
+    args = (x, *(p.default for p in primitive.parameters[1:]))
+    y = primitive.body(*args)
     must_be_right(op, args, (y,))
     for wrong in (y * (1 + 2.0**-17), y.roll(1, -1), y.masked_fill(y == y[1].max(), torch.nan)):
         with pytest.raises(AssertionError, match="bounds away|is nan"):

@@ -6,7 +6,6 @@ compile, and because a toolchain that kills its process must fail one test and n
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import os
@@ -51,7 +50,6 @@ TARGETS = {
 }
 FAMILIES = ("norm", "activation", "softmax", "rope", "matmul")
 DTYPES = ("float32", "float16", "bfloat16")
-ITEMS = ((2, 1), (2, 2), (4, 2))  # bytes of an element, arrays that a program holds
 NO_SPILLS = ("sm_80", "sm_90", "gfx942", "gfx950")
 WIDE = (("sm_90", "bfloat16"), ("gfx942", "bfloat16"))  # where it is held that aligned rows are read 16 bytes at a time
 SECONDS, SLOW_SECONDS = 280, 1700  # an arch and dtype take 20 s on one idle core; a toolchain that hangs is a failure
@@ -220,37 +218,6 @@ def test_row_tiles() -> None:
     for target in (hopper, cdna):
         for width in (1, 128, 5000, 70_000):
             assert triton_rows.row_tile(target, width, 4, 64).warps * target.wave <= target.max_threads
-
-
-def test_short_rows_of_norms_take_two_warps_on_nvidia() -> None:
-    short = [(width, itemsize, 1 << 16, 0, arrays) for width in (128, 200, 512) for itemsize, arrays in ITEMS]
-    short += [(1024, 2, 1 << 16, 0, arrays) for arrays in (1, 2)]
-    # long rows, few rows, rows far apart
-    others = [(2048, 2, 1 << 16, 0, 1), (128, 2, 16, 0, 1), (128, 2, 1 << 20, 1 << 27, 1)]
-    chosen = {arch: worker("norm tiles", arch, json.dumps([*short, *others])) for arch in ("sm_90", "gfx942")}
-    for call, (rows, block, warps, _) in zip(short, chosen["sm_90"], strict=False):
-        assert warps == 2 and rows * block == (1024 if call[1] == 2 else 512), call
-    plain = {arch: [list(triton_rows.row_tile(TARGETS[arch], *call)) for call in [*short, *others]] for arch in chosen}
-    assert chosen["gfx942"] == plain["gfx942"] and chosen["sm_90"][-3:] == plain["sm_90"][-3:]
-
-
-def test_linear_chooses_no_tile_that_cannot_run() -> None:
-    """By each target's own limits, and by those of a device that has less than its family."""
-    less = [
-        dataclasses.replace(TARGETS["sm_90"], shared_memory=100_000),
-        dataclasses.replace(TARGETS["sm_80"], shared_memory=50_000),
-        dataclasses.replace(TARGETS["gfx942"], shared_memory=32_768, max_threads=256),
-        dataclasses.replace(TARGETS["gfx950"], shared_memory=49_152),
-    ]
-    tables = worker("tiles", json.dumps([dataclasses.asdict(t) | {"features": []} for t in [*TARGETS.values(), *less]]))
-    assert len(tables) == 13
-    for target, rows in zip([*TARGETS.values(), *less], tables, strict=True):
-        assert len(rows) == 2 * 3 * 4 * 2
-        for chosen, shared, threads in rows:
-            assert shared <= target.shared_memory and threads <= target.max_threads, (target, chosen)
-    # the families' own tables lose nothing on a whole card, and the large tiles on a part of one
-    most = {name: max(shared for _, shared, _ in rows) for name, rows in zip(TARGETS, tables, strict=False)}
-    assert most["sm_90"] > 163_840 and most["gfx942"] > 32_768 and most["gfx950"] > 49_152, most
 
 
 class FakeKernel:
@@ -479,35 +446,8 @@ def refusals() -> dict[str, Any]:
     return report
 
 
-def norm_tiles(arch: str, calls: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
-    from ferryman.ops.norm import triton_kernels as norm
-
-    return [norm.tile_of(TARGETS[arch], *call) for call in calls]
-
-
-def tiles(targets: list[dict[str, Any]]) -> list[list[tuple[str, int, int]]]:
-    from ferryman.ops.matmul import triton_kernels as linear
-
-    chosen = []
-    for facts in targets:
-        target, rows = Target(**{**facts, "features": frozenset()}), []
-        for itemsize, precision in ((2, "ieee"), (4, "ieee")):
-            for m in (1, 60, 8192):
-                for n in (64, 4096, 14336, 128256):
-                    for _ in range(2):  # as found first, and as kept
-                        tile = linear._tile(target, itemsize, precision, m, n)
-                        shared = linear._shared_bytes(tile, target.vendor, itemsize)
-                        rows.append((repr(tile), shared, tile.warps * target.wave))
-        chosen.append(rows)
-    return chosen
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "tiles":
-        sys.stdout.write(json.dumps(tiles(json.loads(sys.argv[2]))))
-    elif sys.argv[1] == "norm tiles":
-        sys.stdout.write(json.dumps(norm_tiles(sys.argv[2], json.loads(sys.argv[3]))))
-    elif sys.argv[1] == "compile":
+    if sys.argv[1] == "compile":
         sys.stdout.write(json.dumps(compile_all(sys.argv[2], sources(*sys.argv[2:]))))
     elif sys.argv[1] == "compile aligned":
         sys.stdout.write(json.dumps(compile_all(sys.argv[2], [s for s in sources(*sys.argv[2:]) if aligned(s)])))

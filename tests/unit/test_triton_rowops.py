@@ -1,4 +1,4 @@
-"""Triton kernels of the norms, activations, softmax, cross entropy, rope and linear, run by Triton's interpreter.
+"""Triton kernels of `tests/ops/FAMILY/rowops.py`, run by Triton's interpreter.
 
 A process either interprets Triton or compiles it, so workers run them.
 """
@@ -13,11 +13,12 @@ from tests.interpreter import Interpreter
 from tests.unit.triton_rowops_worker import FAMILIES
 
 pytestmark = pytest.mark.timeout(500)
+REFUSED = {(name, dtype): why for name, one in FAMILIES.items() for dtype, why in getattr(one, "REFUSED", {}).items()}
 PAIRS = [  # every layout is tried in float16, so that is the quick one
     pytest.param(family, dtype, marks=[] if dtype == "float16" else [pytest.mark.slow])
     for family in FAMILIES
     for dtype in ("float16", "float32", "bfloat16")
-    if (family, dtype) != ("matmul", "bfloat16")
+    if (family, dtype) not in REFUSED
 ]
 
 
@@ -47,8 +48,9 @@ def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(
     assert {n: report[n] for n in ("unequal_runs", "changed_inputs", "aliases") if report[n]} == {}
 
 
-def test_interpreted_bfloat16_linear_refuses(interpreter: Interpreter) -> None:
-    assert "multiplies bfloat16 as raw integers" in interpreted(interpreter, "refusal()")["refused"]
+@pytest.mark.parametrize(("family", "dtype"), REFUSED)
+def test_what_the_interpreter_cannot_run_is_refused(family: str, dtype: str, interpreter: Interpreter) -> None:
+    assert REFUSED[family, dtype] in interpreted(interpreter, f"refusal({family!r}, {dtype!r})")["refused"]
 
 
 def test_portable_functions_keep_relative_accuracy(interpreter: Interpreter) -> None:

@@ -6,9 +6,7 @@ The oracle is the definition in float64 on the same quantised inputs, the tolera
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +15,14 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry, select
+from ferryman.errors import Unsupported
 from ferryman.porting.inputs import fills
 from ferryman.porting.judging import metrics
 from ferryman.porting.judging.hygiene import bitwise_equal
+from tests import families
 from tests.unit.triton_rowops_inputs import Inputs
 
-_FILES = sorted((Path(__file__).parents[1] / "ops").glob("*/rowops.py"))
-FAMILIES = {file.parent.name: importlib.import_module(f"tests.ops.{file.parent.name}.rowops") for file in _FILES}
+FAMILIES = families.modules("rowops")
 # A block of 256 threads holds rows of 4096 (float32) or 8192 elements, so that a small test reaches the longer ones.
 CPU = Target("cpu", "cpu", 1, 1 << 20, 256, 4, 1 << 20)
 LARGE = dataclasses.replace(CPU, max_threads=1024)
@@ -167,13 +166,12 @@ def lang() -> dict[str, float]:
     }
 
 
-def refusal() -> dict[str, str]:
-    from ferryman.errors import Unsupported
-    from ferryman.ops.matmul import triton_kernels
-
-    x = torch.ones(16, 16, dtype=torch.bfloat16)
+def refusal(family: str, name_of_dtype: str) -> dict[str, str]:
+    """What is said by a line that the interpreter cannot run in a dtype."""
+    op, _, args = next(iter(FAMILIES[family].calls(Inputs(getattr(torch, name_of_dtype)))))
+    (line,) = registry.asked(op, ("triton",))
     try:
-        triton_kernels.linear(x, x, None, CPU)
+        registry.launcher(line)(*args, CPU)
     except Unsupported as error:
         return {"refused": str(error)}
     return {"refused": "not refused"}

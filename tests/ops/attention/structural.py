@@ -1,4 +1,5 @@
-"""Kernels with one structural error each, which the exact probe must fail: tests/parity/test_gates.py runs them."""
+"""Kernels with one structural error each, which the exact probe must fail, and right ones of another order, which no
+gate may: tests/parity/test_gates.py and test_ops.py run them."""
 
 from __future__ import annotations
 
@@ -29,3 +30,4 @@ ERRORS = {
         attention_of_the_wrong_head,
     ),
 }
+TERMS = {"attention": ("full", 64)}  # a case, and how many numbers its largest sum has

@@ -7,6 +7,7 @@ from torch import Tensor
 from tests.unit.triton_rowops_inputs import Calls, Inputs
 
 OPS = ("linear", "linear_backward")
+REFUSED = {"bfloat16": "multiplies bfloat16 as raw integers"}  # a dtype, and what is said
 
 
 def calls(inputs: Inputs) -> Calls:

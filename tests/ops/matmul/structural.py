@@ -1,4 +1,5 @@
-"""Kernels with one structural error each, which the exact probe must fail: tests/parity/test_gates.py runs them."""
+"""Kernels with one structural error each, which the exact probe must fail, and right ones of another order, which no
+gate may: tests/parity/test_gates.py and test_ops.py run them."""
 
 from __future__ import annotations
 
@@ -34,6 +35,14 @@ def weight_gradient_without_the_last_row(grad: Tensor, x: Tensor, *rest: Any) ->
     return gx, (flat[:-1].float().T @ rows[:-1].float()).to(gw.dtype) if gw.numel() else gw, gb
 
 
+def honest_linear(x: Tensor, weight: Tensor, bias: Tensor | None, target: Any) -> Tensor:
+    """One product after another, the sequential order of a single accumulator."""
+    total = torch.zeros(*x.shape[:-1], weight.shape[0])
+    for k in range(x.shape[-1]):
+        total = total + x[..., k, None].float() * weight[:, k].float()
+    return (total if bias is None else total + bias.float()).to(x.dtype)
+
+
 ERRORS = {
     "linear": (
         linear_without_the_last_k,
@@ -42,3 +51,5 @@ ERRORS = {
     ),
     "linear_backward": (weight_gradient_without_the_last_row,),
 }
+RIGHT = {"linear": (honest_linear,)}
+TERMS = {"linear": ("ragged", 71)}  # a case, and how many numbers its largest sum has

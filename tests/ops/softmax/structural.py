@@ -1,4 +1,5 @@
-"""Kernels with one structural error each, which the exact probe must fail: tests/parity/test_gates.py runs them."""
+"""Kernels with one structural error each, which the exact probe must fail, and right ones of another order, which no
+gate may: tests/parity/test_gates.py and test_ops.py run them."""
 
 from __future__ import annotations
 
@@ -25,8 +26,17 @@ def softmax_gradient_without_the_sum(grad: Tensor, y: Tensor, target: Any) -> Te
     return (grad.float() * y.float()).to(y.dtype).contiguous()
 
 
+def honest_softmax(x: Tensor, target: Any) -> Tensor:
+    """The sum in 16-element pieces, exp as a power of two."""
+    h = x.float()
+    e = torch.exp2((h - h.amax(-1, keepdim=True)) * 1.4426950408889634) if h.numel() else h
+    return (e / sum(c.sum(-1, keepdim=True) for c in e.split(16, -1))).to(x.dtype).contiguous()
+
+
 ERRORS = {
     "softmax": (softmax_without_the_last_column,),
     "cross_entropy": (loss_of_the_next_class,),
     "softmax_backward": (softmax_gradient_without_the_sum,),
 }
+RIGHT = {"softmax": (honest_softmax,)}
+TERMS = {"cross_entropy": ("prime", 257)}  # a case, and how many numbers its largest sum has

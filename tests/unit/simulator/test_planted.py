@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton")
 pytest.importorskip("ziglang")
 
+from tests import families
 from tests.unit.simulator.planted import (
     F32,
     NUMBERS,
@@ -23,10 +21,8 @@ from tests.unit.simulator.planted import (
     run_planted,
 )
 
-FAMILIES = sorted((Path(__file__).parents[2] / "ops").glob("*/plants.py"))
-PLANTS: list[Plant] = [
-    plant for file in FAMILIES for plant in importlib.import_module(f"tests.ops.{file.parent.name}.plants").PLANTS
-]
+FAMILIES = families.modules("plants")
+PLANTS: list[Plant] = [plant for family in FAMILIES.values() for plant in family.PLANTS]
 SUBJECTS = tuple(dict.fromkeys(plant.subject for plant in PLANTS))
 SOFTMAX = Subject("softmax", "triton.rows", F32, "wide")
 LEAST = 48
