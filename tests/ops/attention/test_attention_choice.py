@@ -27,6 +27,18 @@ OP = registry.primitive("attention")
         ("B30 H2/1 Q113 K3303 D160", "torch.cudnn", "profile"),
         ("B1 H8/1 Q346 K346 D256", "torch.cudnn", "profile"),
         ("B3 H8/8 Q2 K4096 D96", "triton.decode", "profile"),
+        ("B3 H1/1 Q155 K9663 D128", "torch.flash", "menu"),
+        # few queries, whose keys a program of Triton's reads in turn
+        ("B4 H4/1 Q10 K652 D128 causal", "torch.flash", "menu"),
+        ("B1 H28/4 Q3 K152 D160 causal", "torch.flash", "menu"),
+        ("B12 H2/2 Q40 K182 D80", "triton.tiled", "menu"),
+        ("B4 H2/2 Q263 K452 D128 sinks", "triton.tiled", "menu"),
+        # little work in a narrow window, and beside Hopper's kernel
+        ("B4 H4/4 Q1275 K1275 D64 causal window64", "torch.flash", "menu"),
+        ("B1 H8/8 Q2046 K2046 D128 causal window128", "triton.hopper", "profile"),
+        ("B1 H16/8 Q442 K442 D128 causal", "torch.cudnn", "menu"),
+        ("B2 H16/2 Q1732 K1732 D128 causal", "triton.hopper", "profile"),
+        ("B2 H2/1 Q4056 K4056 D64 causal chunk256", "triton.tiled", "menu"),
         # a token at head sizes that 16 does not divide
         ("B2 H256/16 Q1 K2935 D72 causal window1024", "torch.cudnn_decode", "menu"),
         ("B3 H8/8 Q1 K16287 D40 causal", "torch.cudnn_decode", "menu"),
@@ -110,6 +122,9 @@ def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch:
         ("B4 H2/2 Q145 K145 D128 causal window4096", "triton.tiled", "menu"),
         ("B4 H16/16 Q99 K201 D160", "torch.cudnn", "profile"),
         ("B2 H2/2 Q20 K20 D72 causal", "triton.tiled", "menu"),
+        ("B2 H4/4 Q27 K314 D72", "torch.cudnn", "profile"),
+        ("B12 H2/1 Q252 K156 D192 keys", "torch.cudnn_masked", "menu"),
+        ("B8 H2/2 Q27 K130 D256 padding", "triton.tiled", "menu"),
         ("B1 H128/8 Q5 K12103 D128 causal window128", "triton.tiled", "menu"),
         ("B2 H28/4 Q180 K180 D128 causal", "triton.hopper", "profile"),
         ("B6 H4/4 Q145 K145 D64 mask", "triton.tiled", "menu"),
