@@ -177,7 +177,8 @@ def set_up(venv: Path, asked: bool) -> None:
         inside = probe(python)[1]["site"]
         assert isinstance(inside, list) and isinstance(answers["site"], list)
         (Path(inside[0]) / "ferryman_reuse.pth").write_text("\n".join(answers["site"]) + "\n", encoding="utf-8")
-    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-q")
+    # Python compiles a module when it is imported; of these 13,000 files most never are.
+    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-q", "--no-compile")
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     if plan.action == "install":
         # by itself: on an NVIDIA machine the wheel brings its own Triton and NVRTC, which win over ours
