@@ -25,9 +25,11 @@ def misread(ttgir: str, version: str) -> str | None:
 
     ttgir: the kernel in Triton's GPU dialect. version: Triton's.
     """
-    if "#ttg.linear<" not in ttgir or tuple(map(int, version.split(".")[:2])) >= _MENDED:
+    if tuple(map(int, version.split(".")[:2])) >= _MENDED:
         return None
     lanes: dict[str, list[list[int]]] = {name: json.loads(bases) for name, bases in _LAYOUT.findall(ttgir)}
+    if not lanes:
+        return None
     for axis, operand in _REDUCTION.findall(ttgir):
         layout = next((name for name in re.findall(r"#\w+", operand) if name in lanes), None)
         if layout is not None and _apart(lanes[layout], _axis(int(axis), operand)):
