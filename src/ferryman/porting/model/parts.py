@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ferryman.porting.model import adding, flow, gating, quiet, recognise, relied, source, spelling, sunk, unrolled
+from ferryman.porting.model.child_calls import TESTS
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
@@ -148,7 +149,8 @@ class _Given:
             first = (*tree.args.posonlyargs, *tree.args.args)[0].arg
             self.scans[name] = Scan(inner, tree, first, self.module, type(self.module))
         scan, e = self.scans[name], _expression(text)
-        if text.startswith("ferryman_child(") and isinstance(e, ast.Call):
+        if text.partition("(")[0] in TESTS and isinstance(e, ast.Call):
+            scan.joins = True
             scan._is_child(e.args[0])
         else:
             scan.path(e)

@@ -86,7 +86,7 @@ _CALLS: dict[Any, tuple[str, int]] = {
 }
 
 
-def _made(node: ast.expr | None, function: types.FunctionType) -> bool:
+def settled(node: ast.expr | None, function: types.FunctionType) -> bool:
     """Whether it makes one of `_CALLS`, with numbers and words alone."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
@@ -106,7 +106,7 @@ def _local_modules(tree: ast.FunctionDef, function: types.FunctionType) -> dict[
         if not isinstance(target, ast.Name) or stores[target.id] != 1 or target.id in arguments:
             continue
         value = statement.value  # type: ignore[attr-defined]
-        if isinstance(value, ast.Call) and _made(value, function):
+        if isinstance(value, ast.Call) and settled(value, function):
             known[target.id] = value
     return known
 
@@ -114,7 +114,7 @@ def _local_modules(tree: ast.FunctionDef, function: types.FunctionType) -> dict[
 def _called(node: ast.Call, known: dict[str, ast.Call], function: types.FunctionType) -> ast.Call:
     """``nn.Softmax(dim=-1)(x)`` as ``nn.functional.softmax(x, dim=-1)``, also where a local has it."""
     module = known.get(node.func.id) if isinstance(node.func, ast.Name) else node.func
-    if not isinstance(module, ast.Call) or not isinstance(module.func, ast.Attribute) or not _made(module, function):
+    if not isinstance(module, ast.Call) or not isinstance(module.func, ast.Attribute) or not settled(module, function):
         return node
     name, count = _CALLS[source.resolve(module.func, function)]
     plain = len(node.args) == count and not node.keywords and not any(isinstance(e, ast.Starred) for e in node.args)
