@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Right modules of a head and its loss in one."""
 
 from __future__ import annotations

@@ -285,11 +285,8 @@ class Scan:
         function, arguments, test = child_calls.function_of(self._at(e.func))
         texts = [function, *(text_of(child, n) for n in arguments if is_own(n)), f"{test}({child})"]
         trees = [ast.parse(text, mode="eval").body for text in texts]
-        known = source.names_read(self.function, texts) | {
-            "torch": torch,
-            **child_calls.TESTS,
-            str(self.self_name): self.module,
-        }
+        mine = {"torch": torch, str(self.self_name): self.module}
+        known = source.names_read(self.function, texts) | child_calls.TESTS | mine
         values = [False if text.endswith(".p > 0") else eval(text, known) for text in texts]  # noqa: S307 - our own texts
         for tree in trees[1:-1]:
             self.path(tree)  # another module of the class may have others
@@ -298,9 +295,7 @@ class Scan:
         rest = iter(trees[1:-1])
         passed = [next(rest) if is_own(n) else ast.parse(n, mode="eval").body for n in arguments]
         call = ast.copy_location(ast.Call(trees[0], [e.args[0], *passed], []), e)
-        node = Node("op", call, (given[1], *own), (e.args[0], *trees), function.rpartition(".")[2])
-        node.whole = e
-        return node
+        return Node("op", call, (given[1], *own), (e.args[0], *trees), function.rpartition(".")[2], whole=e)
 
     def within(self, function: types.FunctionType, tree: ast.FunctionDef, own: str | None, module: Any) -> Scan:
         """What reads another function that this one comes to."""

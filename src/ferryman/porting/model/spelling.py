@@ -31,7 +31,7 @@ def operators(tree: ast.FunctionDef, function: types.FunctionType) -> ast.Functi
 class _Operators(ast.NodeTransformer):
     def __init__(self, function: types.FunctionType, tree: ast.FunctionDef) -> None:
         self.own, self.entered, self.tensors = function, False, _tensors(tree, function)
-        self.modules = _local_modules(tree, function)
+        self.modules, self.zeros = _local_modules(tree, function), _new_locals(tree, function)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         self.generic_visit(node)
@@ -56,7 +56,7 @@ class _Operators(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        node = _by_place(_called(node, self.modules, self.own), self.own)
+        node = _alone(_by_place(_called(node, self.modules, self.own), self.own), self.own, self.zeros)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if (
             isinstance(owner, ast.Name)
@@ -84,6 +84,49 @@ _CALLS: dict[Any, tuple[str, int]] = {
     torch.nn.Softmax: (torch.nn.functional.softmax.__name__, 1),
     torch.nn.CrossEntropyLoss: (torch.nn.functional.cross_entropy.__name__, 2),
 }
+
+
+_NEW = (torch.zeros, torch.empty, torch.zeros_like, torch.empty_like)
+
+
+def _is_new(e: ast.expr, function: types.FunctionType) -> bool:
+    value = source.resolve(e.func, function) if isinstance(e, ast.Call) else None
+    return any(value is new for new in _NEW)
+
+
+def _new_locals(tree: ast.FunctionDef, function: types.FunctionType) -> set[str]:
+    """Locals that such a tensor is put into, and nothing else."""
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _is_new(n.value, function)]
+    names = {n.targets[0].id for n in assigned if isinstance(n.targets[0], ast.Name)}
+    return {n for n in names if stores[n] == 1} - {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}
+
+
+def _calls(e: ast.AST) -> bool:
+    """Whether anything is called in it, but for a tensor's size."""
+    calls = [n for n in ast.walk(e) if isinstance(n, ast.Call | ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom)]
+    return any(getattr(getattr(n, "func", None), "attr", "") != "size" for n in calls)
+
+
+def _alone(node: ast.Call, function: types.FunctionType, zeros: set[str]) -> ast.Call:
+    """``torch.baddbmm(new, a, b, beta=0)``, which reads nothing of what is new, as of one number of a's."""
+    named = {k.arg: k.value for k in node.keywords}
+    beta = named.get("beta")
+    nothing = isinstance(beta, ast.Constant) and type(beta.value) in (int, float) and beta.value == 0
+    if not nothing or len(node.args) != 3 or not named.keys() <= {"alpha", "beta"}:
+        return node
+    new, first, _ = node.args
+    owner = first.func.value if isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) else first
+    turned = owner is first or first.func.attr in ("transpose", "permute")  # type: ignore[attr-defined]
+    here = _is_new(new, function) and not any(_calls(e) for e in ast.iter_child_nodes(new))
+    unread = here or (isinstance(new, ast.Name) and new.id in zeros)
+    if not (unread and turned and isinstance(owner, ast.Name) and owner.id in function.__code__.co_varnames):
+        return node
+    if source.resolve(node.func, function) is not torch.baddbmm:
+        return node
+    none = ast.Call(ast.Attribute(copied(owner), "new_zeros", ast.Load()), [ast.Tuple([], ast.Load())], [])
+    call = ast.Call(node.func, [none, *node.args[1:]], node.keywords)
+    return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
 def settled(node: ast.expr | None, function: types.FunctionType) -> bool:
