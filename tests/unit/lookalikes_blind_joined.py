@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Look-alikes of a head and its loss in one."""
 
 from __future__ import annotations
