@@ -137,6 +137,33 @@ class LearntAndUnread(Heads):
 
 
 @alike(alone)
+class RoomOfAnother(Heads):
+    "What was new is a buffer's, which is zeros then."
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("room", torch.ones(2 * H, S, S))
+
+    def forward(self, x):
+        b, s, n = x.shape
+        q, k, v = self.three(x)
+        with torch.no_grad():
+            scores = torch.baddbmm(torch.zeros(b * H, s, s, dtype=x.dtype, out=self.room), q, k.transpose(1, 2), beta=0)
+            y = torch.bmm(scores.softmax(-1), v)
+        return self.whole(y, b, s, n), self.room.clone()
+
+
+@alike(alone)
+class RoomWithAGradient(Heads):
+    def forward(self, x):
+        b, s, n = x.shape
+        q, k, v = (t.detach() for t in self.three(x))
+        room = torch.zeros(b * self.heads, s, s, dtype=x.dtype, requires_grad=True)
+        scores = torch.baddbmm(room, q, k.transpose(1, 2), beta=0, alpha=self.inv)
+        return torch.bmm(scores.softmax(-1), v)
+
+
+@alike(alone)
 class Squared(Heads):
     "What was new is read again."
 

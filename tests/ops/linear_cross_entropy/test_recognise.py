@@ -138,6 +138,42 @@ def test_no_row_at_all_is_left_to_the_module() -> None:
     torch.testing.assert_close(after(x, y), before(x, y), equal_nan=True)
 
 
+class Viewed(Head):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        try:
+            return F.cross_entropy(self.lm_head(x).view(-1, CLASSES), y.view(-1))
+        except RuntimeError:
+            return x.sum() + 0 * self.lm_head.weight.sum()
+
+
+@pytest.mark.parametrize("kind", [Narrow, Viewed, Tied])
+def test_a_view_of_targets_that_lie_otherwise_is_what_it_was(kind: Callable[[], nn.Module]) -> None:
+    before, after = pair(kind)
+    x, y = given()
+    assert calls(after, x, y) == {OP}
+    y = y.t().contiguous().t()
+    if kind is Narrow:
+        for model in (before, after):
+            with pytest.raises(RuntimeError, match="view size"):
+                model(x, y)
+    else:
+        assert_same(before, after, x, y)
+        assert (OP in calls(after, x, y)) == (kind is Tied)  # which flattens them
+
+
+class Local(Head):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.lm_head(x)
+        loss = F.cross_entropy(z.flatten(0, 1), y.flatten())
+        more: Tensor = locals()["z"]
+        return loss + more.mean()
+
+
+def test_logits_that_locals_have_stay() -> None:
+    before, after = pair(Local)
+    assert_same(before, after, *given())
+
+
 def test_a_product_in_float32_keeps_its_logits() -> None:
     before, after = pair(Wide)
     for dtype in (torch.float32, torch.bfloat16):

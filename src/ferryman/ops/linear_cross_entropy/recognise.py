@@ -114,6 +114,7 @@ def _of_form(
     guard += f" and {own}.shape == {shape}" + (f" and {added}.dtype is a0.dtype" if bias else "")
     classes, width = (sizes[n] for n in (shape if first else shape[::-1]))
     draw = functools.partial(_draw, form, width, classes, ignored)
+    guard += _laid_out(block, sizes, draw(1))
     longer = functools.partial(_longer, form, draw)
     loss = f"ops.linear_cross_entropy({form.x}, {matrix}, {form.target}, {added}, {ignored})"
     for expression in (f"{loss}.to(a0.dtype)", loss):
@@ -128,6 +129,17 @@ def _of_form(
             longer=longer,
             widths=(width,),
         )
+
+
+def _laid_out(block: Block, sizes: dict[int, int], given: tuple[Tensor, ...]) -> str:
+    """The tests that values lie in order, where the block raises for others: a view of those is an error."""
+    tests = ""
+    for i, value in enumerate(given):
+        if value.dim() > 1 and block.run is not None:
+            turned = value.transpose(0, 1).contiguous().transpose(0, 1)
+            runs = block.run(sizes, (*given[:i], turned, *given[i + 1 :])) is not None
+            tests += "" if runs else f" and a{i}.is_contiguous()"
+    return tests
 
 
 def _draw(form: _Form, width: int, classes: int, ignored: int, seed: int) -> tuple[Tensor, ...]:

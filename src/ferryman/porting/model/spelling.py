@@ -90,7 +90,9 @@ _NEW = (torch.zeros, torch.empty, torch.zeros_like, torch.empty_like)
 
 
 def _is_new(e: ast.expr, function: types.FunctionType) -> bool:
-    value = source.resolve(e.func, function) if isinstance(e, ast.Call) else None
+    if not isinstance(e, ast.Call) or any(k.arg not in ("dtype", "device") for k in e.keywords):
+        return False  # out= is of another, and requires_grad= makes it known
+    value = source.resolve(e.func, function)
     return any(value is new for new in _NEW)
 
 
