@@ -154,16 +154,6 @@ class RoomOfAnother(Heads):
 
 
 @alike(alone)
-class RoomWithAGradient(Heads):
-    def forward(self, x):
-        b, s, n = x.shape
-        q, k, v = (t.detach() for t in self.three(x))
-        room = torch.zeros(b * self.heads, s, s, dtype=x.dtype, requires_grad=True)
-        scores = torch.baddbmm(room, q, k.transpose(1, 2), beta=0, alpha=self.inv)
-        return torch.bmm(scores.softmax(-1), v)
-
-
-@alike(alone)
 class Squared(Heads):
     "What was new is read again."
 
