@@ -52,7 +52,7 @@ class Summed(nn.Module):
         return self.norm(self.tok(i) + self.pos(torch.arange(i.shape[1], device=i.device)))
 
 
-@case("cross_entropy", lambda c: (c(50, W), T(2, 7, W), ids(50, 2, 7)))
+@case("linear_cross_entropy", lambda c: (c(50, W), T(2, 7, W), ids(50, 2, 7)))
 class Tied(nn.Module):
     def __init__(self, v, n):
         super().__init__()

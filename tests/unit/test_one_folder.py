@@ -48,7 +48,7 @@ OTHERWISE = {
     "porting/judging/gates.py": {"'down'", "'up'"},
     "porting/judging/reading.py": {"'rows'"},
     "porting/model/cutting.py": {"'chunk'"},  # PyTorch's function
-    "porting/model/spelling.py": {"'alpha'"},  # of PyTorch's add
+    "porting/model/spelling.py": {"'alpha'", "'beta'"},  # of PyTorch's sums
     "porting/model/account.py": {"'embedding'"},  # ATen's
     "porting/model/diffusion.py": {"'rms_norm'"},  # fields of other libraries' configs, as data
     "porting/model/families.py": {"'n_group'", "'topk_group'"},

@@ -99,7 +99,7 @@ def _of_turns(
 def _heads(block: Block, inner: Layout, own: tuple[Layout, ...]) -> tuple[int, ...]:
     if inner.heads >= 0 > own[1].heads:
         return (1,)
-    return (2, *(n for n in numbers_of(block) if n != 2 and inner.heads >= 0))
+    return (2, *(n for n in numbers_of(block) if n != 2))
 
 
 def _total(block: Block) -> int:

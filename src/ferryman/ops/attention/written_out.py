@@ -47,7 +47,7 @@ def layers(block: Block) -> Iterator[Layer]:
             yield _layer(*(replace(r, square=square, shared=shared) for r in both), sides=sides)
             if reading.causal and reading.mask in ("", SIZED):
                 yield _layer(*(replace(r, square=square, shared=shared, added=True) for r in both), sides=sides)
-    if reading.inner.heads >= 0 and not (reading.single or sinks):  # the code names its key heads
+    if not (reading.single or sinks):  # the code names its key heads
         for heads in numbers_of(block):
             for square in [True] if reading.causal else [False, True]:
                 yield _layer(replace(reading, square=square, shared=False, heads=heads))
@@ -136,6 +136,8 @@ def _guard(reading: Reading) -> str:
         one = f" or {of_keys} == 1" if reading.one else ""
         tests.append(f"{of_keys} == {v}.shape[{heads}] and ({group}{one})")
         tests += [f"{of_keys} == {reading.heads}"] if reading.heads else []
+    elif reading.heads and heads < 0:
+        tests.append(f"{q}.shape[0] % {reading.heads} == 0")
     if reading.sinks:
         tests.append(f"{reading.sinks}.shape[0] == {q}.shape[{heads}] and {reading.sinks}.dtype is {q}.dtype")
     if reading.square:

@@ -124,7 +124,7 @@ def _role_of(
             if not longer.ok:
                 return Refusal(f"not {layer.op}, which is nearest: {longer.reason}")
             beyond = [f"a0.numel() < {most}"] if most else []
-            if most and layer.longer is not None and _of_widths(runs, block.inputs, children):
+            if most and layer.width and _of_widths(runs, block.inputs, children):
                 beyond = [f"{layer.width} in {layer.widths}"]
             beyond += [f"a0.dtype is not {dtype}" for dtype in refusing]
             tests = [layer.guard, *beyond, *_under_autocast(runs, block.inputs)]

@@ -23,6 +23,12 @@ CHILDREN: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.Dropout: ("torch.nn.functional.dropout", ("0.5", DROPS)),
 }
 
+# and those whose matrix a part reads where it goes on with what they give
+MATRICES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    nn.Linear: (f"torch.nn.functional.{nn.functional.linear.__name__}", ("weight", "bias")),
+}
+_FORWARDS = {kind: kind.forward for kind in MATRICES}
+
 
 def is_own(argument: str) -> bool:
     """Whether an argument in `CHILDREN` is read of the child."""
@@ -37,6 +43,24 @@ def is_plain_child(child: Any) -> bool:
     """Whether a call of a module is one of `CHILDREN`'s functions of what it has, and nothing else."""
     plain = type(child) in CHILDREN and getattr(child, "padding_mode", "zeros") == "zeros"
     return plain and source.untouched(child)
+
+
+def is_matrix_child(child: Any) -> bool:
+    """Whether a call of a module, ported or not, is one of `MATRICES`' functions of what it has, and nothing else."""
+    kind = vars(type(child)).get("ferryman_original", type(child))
+    plain = kind in MATRICES and kind.forward is _FORWARDS[kind] and kind.__call__ is nn.Module.__call__
+    return plain and source.untouched(child)
+
+
+def function_of(child: Any) -> tuple[str, tuple[str, ...], str]:
+    """(the function that such a child calls, of what of its own, the test that it still does)."""
+    kind = vars(type(child)).get("ferryman_original", type(child))
+    matrix = kind in MATRICES
+    function, arguments = (MATRICES if matrix else CHILDREN)[kind]
+    return function, arguments, "ferryman_matrix" if matrix else "ferryman_child"
+
+
+TESTS = {"ferryman_child": is_plain_child, "ferryman_matrix": is_matrix_child}
 
 
 def given_by(owner: Any, name: str) -> Any:

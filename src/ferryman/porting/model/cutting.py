@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ferryman.porting.model import helpers, ordering, routines, source
+from ferryman.porting.model import helpers, ordering, part_losses, routines, source
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
@@ -24,6 +24,7 @@ from ferryman.porting.model.trees import blocks, copied, swap
 from ferryman.porting.model.uses import more, served, served_methods
 
 _MOST_CUTS, _MOST_PARTS, _MOST_OPS = 24, 12, 48
+_PASSES = (True, False), (False, True), (False, False)
 _MORE_CUTS = 8  # of which no part is one
 # What only moves, casts, scales or adds is no op: a part of nothing else is not worth a proof
 _PLAIN = {
@@ -48,6 +49,7 @@ class Search(Proving):
     parts: list[Part] = field(default_factory=list)
     whole: bool = False  # a part has two products of values
     large: bool = False  # only what has two products of values: what stands between is no part of its own then
+    joined: bool = False  # only what is a product with a matrix of ours and takes all that this gives
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
 
     def run(self) -> bool:
@@ -55,7 +57,11 @@ class Search(Proving):
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.free)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
-        for self.large, self.moving in itertools.product((True, False), (False, True)):
+        losses = any(getattr(n, "attr", getattr(n, "id", "")) in part_losses.WHOLE for n in ast.walk(self.tree))
+        for (self.joined, self.large), self.moving in itertools.product(_PASSES, (False, True)):
+            self.scan.joins = self.joined
+            if self.joined and not losses:
+                continue
             for body in list(blocks(self.tree)):
                 while len(self.parts) < _MOST_PARTS and self._one(body):
                     pass
@@ -76,9 +82,11 @@ class Search(Proving):
         method = alone and self.function is not first  # whose result may be a part of the module's
         for statement in reversed(self.statements):
             for root, e in statement.ops:
-                if alone and root not in results and not self.large:
+                if alone and root not in results and not self.large and not self.joined:
                     continue
-                if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List) or self._served(e):
+                if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List):
+                    continue
+                if root.label not in part_losses.WHOLE if self.joined else self._served(e):
                     continue
                 if self.large and products(root.inside(frozenset())) < 2:
                     continue
@@ -163,7 +171,10 @@ class Search(Proving):
                 nearest = closest(root, lambda n: n in here or n in statement.names, ours)
                 if nearest is not None and nearest not in chosen and self._worth(root.inside(nearest)):
                     chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
-        if self.moving:
+        if self.joined:
+            chosen = [c for c in chosen if part_losses.joins(sized[c]) and not any(n.of_ours() for n in c)]
+            chosen = [c for c in chosen if c & moved] if self.moving else chosen
+        elif self.moving:
             chosen = [c for c in chosen if c & moved and (len(c) == 1 or {n.label for n in sized[c]} & OF_SEVERAL)]
         for cut in [c for c in chosen if len(c) > 2 and {n.label for n in sized[c]} & OF_SEVERAL]:
             numbered = with_numbers(root, cut, lambda n: n in here or n in statement.names)

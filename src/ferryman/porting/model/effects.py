@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.porting.model import filling, holders, source
+from ferryman.porting.model import filling, holders, source, spelling
 from ferryman.porting.model.child_calls import is_plain_child, is_super
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import trusted, unbound
@@ -191,6 +191,8 @@ def _of_value(scan: Any, value: Any, call: ast.Call) -> Effects:
     known = value in _OF_PYTHON or value in _ASKS if isinstance(value, type | types.BuiltinFunctionType) else False
     if known:
         return ALL if any(k.arg == "key" for k in call.keywords) else NONE
+    if spelling.settled(call, scan.function):  # a module of PyTorch's that is a function with settings
+        return NONE
     if isinstance(value, torch.jit.ScriptFunction):
         value = source.unscripted(value)
     if type(value) is functools.partial:

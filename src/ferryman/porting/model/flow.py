@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.porting.model import child_calls, effects, filling, loops, source, spelling
-from ferryman.porting.model.child_calls import CHILDREN, given_by, is_own, is_plain_child, is_super, text_of
+from ferryman.porting.model.child_calls import given_by, is_own, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import bound, trusted
@@ -60,6 +60,7 @@ class Scan:
     later: set[str] | None = None
     settled: bool = False  # who calls it asks each time whether the module's settings are what they are now
     changes: int = 0  # how many calls before may have written over a tensor
+    joins: bool = False  # a part may go on with what a matrix of a child gives
     facts: dict[str, Any] = field(default_factory=dict)  # what paths gave, without tensors' elements
 
     def __post_init__(self) -> None:
@@ -273,19 +274,19 @@ class Scan:
         child = self._at(func) if self.module is not None and self._of_self(func) else None
         if not isinstance(child, nn.Module):
             return False
-        plain = is_plain_child(child)
-        self.facts[f"ferryman_child({ast.unparse(func)})"] = plain
-        return plain
+        tests = child_calls.TESTS if self.joins else ("ferryman_child",)
+        known = {f"{test}({ast.unparse(func)})": child_calls.TESTS[test](child) for test in tests}
+        self.facts |= known
+        return any(known.values())
 
     def _function_of_child(self, e: ast.Call, given: tuple[ast.AST, Node]) -> Node:
         """Such a child, as the function that it calls of what it has."""
         child = ast.unparse(e.func)
-        kind = next(k for k in type(self._at(e.func)).__mro__ if k in CHILDREN)
-        function, arguments = CHILDREN[kind]
-        texts = [function, *(text_of(child, n) for n in arguments if is_own(n)), f"ferryman_child({child})"]
+        function, arguments, test = child_calls.function_of(self._at(e.func))
+        texts = [function, *(text_of(child, n) for n in arguments if is_own(n)), f"{test}({child})"]
         trees = [ast.parse(text, mode="eval").body for text in texts]
-        known = source.names_read(self.function, texts)
-        known |= {str(self.self_name): self.module, "torch": torch, "ferryman_child": is_plain_child}
+        mine = {"torch": torch, str(self.self_name): self.module}
+        known = source.names_read(self.function, texts) | child_calls.TESTS | mine
         values = [False if text.endswith(".p > 0") else eval(text, known) for text in texts]  # noqa: S307 - our own texts
         for tree in trees[1:-1]:
             self.path(tree)  # another module of the class may have others
@@ -294,9 +295,7 @@ class Scan:
         rest = iter(trees[1:-1])
         passed = [next(rest) if is_own(n) else ast.parse(n, mode="eval").body for n in arguments]
         call = ast.copy_location(ast.Call(trees[0], [e.args[0], *passed], []), e)
-        node = Node("op", call, (given[1], *own), (e.args[0], *trees), function.rpartition(".")[2])
-        node.whole = e
-        return node
+        return Node("op", call, (given[1], *own), (e.args[0], *trees), function.rpartition(".")[2], whole=e)
 
     def within(self, function: types.FunctionType, tree: ast.FunctionDef, own: str | None, module: Any) -> Scan:
         """What reads another function that this one comes to."""

@@ -64,7 +64,10 @@ class Part:
         if left := serving.left([self.op], kind, self.code):
             lines += [f"    if {left}:", f"        return ferryman_original(self, {', '.join(given)})"]
         lines += [f"    {', '.join(self.names)} = {', '.join(given)}"]
-        lines += [f"    {name} = {path}" for name, path in self.own]
+        for name, path in sorted(self.own, key=lambda own: own[1].partition("(")[0] not in child_calls.TESTS):
+            lines += [f"    {name} = {path}"]
+            if path.partition("(")[0] in child_calls.TESTS:  # another child may have nothing that is read
+                lines += [f"    if not {name}:", f"        return ferryman_original(self, {', '.join(given)})"]
         lines += [f"    if {' and '.join(tests)}:"]
         for asked, expression in self.forms:
             lines += [f"        if {' and '.join(asked) or True}:"]
@@ -72,7 +75,7 @@ class Part:
         lines += [f"    return ferryman_original(self, {', '.join(given)})"]
         known = source.names_read(home, [path for _, path in self.own]) | meaning(self.reads) | current
         known |= {f"ferryman_was_{name}": meant(value) for name, value in self.fixed} | {"ferryman_meant": meant}
-        known |= {"ferryman_child": child_calls.is_plain_child, **serving.LEFT_MEANING}
+        known |= {**child_calls.TESTS, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
         known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ferryman.porting.model import blocks, flow, helpers, part_losses, part_sizes, part_weights, recognise, source
 from ferryman.porting.model.branches import follow_module
+from ferryman.porting.model.child_calls import TESTS
 from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part import Part, plain_function
@@ -41,7 +42,7 @@ class Proving:
 
     def asks(self, path: str) -> bool:
         """Whether what was tried may depend on the value that the module gives there."""
-        return self.methods or path in self.asked or path.startswith("ferryman_child(")
+        return self.methods or path in self.asked or path.partition("(")[0] in TESTS
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
         if sum(not (n.fact() or n.of_ours()) for n in leaves) > 2 and not of_several(root, leaves):
@@ -128,6 +129,8 @@ class Proving:
         count, self.root = len(leaves), root
         ordered = (*leaves, *(n for n in ends if n not in leaves and n.fact()))
         inside = root.inside(frozenset(ordered))
+        if count == 2 and part_losses.joins(inside):
+            return self._joined(tree, plain, own)
         for order in itertools.permutations(range(count)) if count == 2 else [tuple(range(count))]:
             if count > 2:
                 break
@@ -192,6 +195,19 @@ class Proving:
                 same = self.same(module, own)
                 shown = [((*same, form.guard), form.helper.expression) for form in forms]
                 return self.part_of(forms[0].helper.op, plain, own, names, shown, True, module, forms[0].reads)
+        return None
+
+    def _joined(self, tree: ast.FunctionDef, plain: ast.FunctionDef, own: dict[str, Node]) -> Part | None:
+        """A part that is a product with a matrix of the module's and what takes all that this gives."""
+        ignored, called = part_losses.ignored(tree, own), part_losses.called(tree, self.function)
+        for order in ((0, 1), (1, 0)) if ignored is not None and called is not None else ():
+            module = self.module_of(tree, own, order)
+            if module is None:
+                continue
+            module.__dict__ |= {f"ferryman_row_{i}": n for i, n in enumerate(ignored or ())}
+            role = blocks.role_of(module)
+            if isinstance(role, Role):
+                return self._part(role, module, plain, own | (called or {}), order)
         return None
 
     def _part(

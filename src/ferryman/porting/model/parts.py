@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ferryman.porting.model import adding, flow, gating, quiet, recognise, relied, source, spelling, sunk, unrolled
+from ferryman.porting.model.child_calls import TESTS
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import names_reached
@@ -53,7 +54,7 @@ def of_module(
         inner = source.innermost(methods[name])
         tree = source.parsed(inner)
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)] if tree is not None else []
-        if tree is None or not arguments:
+        if tree is None or not arguments or _asks_for_locals(tree):
             continue
         before, _ = unrolled.of_sequences(spelling.operators(tree, inner), arguments[0], inner, dict(sequences))
         places = {place for at, place in skipped if at == name}
@@ -100,6 +101,15 @@ def _multiplies_twice(tree: ast.AST) -> bool:
     return sum(word in PRODUCTS for word in words) > 1
 
 
+def _asks_for_locals(tree: ast.AST) -> bool:
+    """Whether code may read locals that it does not name, of which a part keeps none."""
+    named = (n for n in ast.walk(tree) if isinstance(n, ast.Name))
+    asked = (n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and not n.args)
+    return any(n.id in ("locals", "eval", "exec") for n in named) or any(
+        isinstance(n, ast.Name) and n.id in ("vars", "dir") for n in asked
+    )
+
+
 def _fresh(module: nn.Module) -> frozenset[str]:
     """Children whose result nothing else has: those with a role, which no hook hears of."""
     return frozenset(
@@ -117,6 +127,8 @@ def of_function(
 ) -> tuple[ast.FunctionDef, tuple[Part, ...]] | None:
     """A plain function's tree with its parts."""
     key = function, frozenset(skipped)
+    if _asks_for_locals(tree):
+        return None
     if key not in _of_function:
         search = Search(function, None, None, tree=copied(tree), skipped=skipped)
         _of_function[key] = (search.tree, tuple(search.parts)) if search.run() else None
@@ -148,7 +160,8 @@ class _Given:
             first = (*tree.args.posonlyargs, *tree.args.args)[0].arg
             self.scans[name] = Scan(inner, tree, first, self.module, type(self.module))
         scan, e = self.scans[name], _expression(text)
-        if text.startswith("ferryman_child(") and isinstance(e, ast.Call):
+        if text.partition("(")[0] in TESTS and isinstance(e, ast.Call):
+            scan.joins = True
             scan._is_child(e.args[0])
         else:
             scan.path(e)

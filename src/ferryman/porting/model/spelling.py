@@ -31,7 +31,7 @@ def operators(tree: ast.FunctionDef, function: types.FunctionType) -> ast.Functi
 class _Operators(ast.NodeTransformer):
     def __init__(self, function: types.FunctionType, tree: ast.FunctionDef) -> None:
         self.own, self.entered, self.tensors = function, False, _tensors(tree, function)
-        self.modules = _local_modules(tree, function)
+        self.modules, self.zeros = _local_modules(tree, function), _new_locals(tree, function)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         self.generic_visit(node)
@@ -56,7 +56,7 @@ class _Operators(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        node = _by_place(_called(node, self.modules, self.own), self.own)
+        node = _alone(_by_place(_called(node, self.modules, self.own), self.own), self.own, self.zeros)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if (
             isinstance(owner, ast.Name)
@@ -86,7 +86,52 @@ _CALLS: dict[Any, tuple[str, int]] = {
 }
 
 
-def _made(node: ast.expr | None, function: types.FunctionType) -> bool:
+_NEW = (torch.zeros, torch.empty, torch.zeros_like, torch.empty_like)
+
+
+def _is_new(e: ast.expr, function: types.FunctionType) -> bool:
+    if not isinstance(e, ast.Call) or any(k.arg not in ("dtype", "device") for k in e.keywords):
+        return False  # out= is of another, and requires_grad= makes it known
+    value = source.resolve(e.func, function)
+    return any(value is new for new in _NEW)
+
+
+def _new_locals(tree: ast.FunctionDef, function: types.FunctionType) -> set[str]:
+    """Locals that such a tensor is put into, and nothing else."""
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _is_new(n.value, function)]
+    names = {n.targets[0].id for n in assigned if isinstance(n.targets[0], ast.Name)}
+    return {n for n in names if stores[n] == 1} - {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}
+
+
+def _calls(e: ast.AST) -> bool:
+    """Whether anything is called in it, but for a tensor's size."""
+    calls = [n for n in ast.walk(e) if isinstance(n, ast.Call | ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom)]
+    return any(getattr(getattr(n, "func", None), "attr", "") != "size" for n in calls)
+
+
+def _alone(node: ast.Call, function: types.FunctionType, zeros: set[str]) -> ast.Call:
+    """``torch.baddbmm(new, a, b, beta=0)``, which reads nothing of what is new, as of one number of a's."""
+    named = {k.arg: k.value for k in node.keywords}
+    beta = named.get("beta")
+    nothing = isinstance(beta, ast.Constant) and type(beta.value) in (int, float) and beta.value == 0
+    if not nothing or len(node.args) != 3 or not named.keys() <= {"alpha", "beta"}:
+        return node
+    new, first, _ = node.args
+    owner = first.func.value if isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) else first
+    turned = owner is first or first.func.attr in ("transpose", "permute")  # type: ignore[attr-defined]
+    here = _is_new(new, function) and not any(_calls(e) for e in ast.iter_child_nodes(new))
+    unread = here or (isinstance(new, ast.Name) and new.id in zeros)
+    if not (unread and turned and isinstance(owner, ast.Name) and owner.id in function.__code__.co_varnames):
+        return node
+    if source.resolve(node.func, function) is not torch.baddbmm:
+        return node
+    none = ast.Call(ast.Attribute(copied(owner), "new_zeros", ast.Load()), [ast.Tuple([], ast.Load())], [])
+    call = ast.Call(node.func, [none, *node.args[1:]], node.keywords)
+    return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
+def settled(node: ast.expr | None, function: types.FunctionType) -> bool:
     """Whether it makes one of `_CALLS`, with numbers and words alone."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
@@ -106,7 +151,7 @@ def _local_modules(tree: ast.FunctionDef, function: types.FunctionType) -> dict[
         if not isinstance(target, ast.Name) or stores[target.id] != 1 or target.id in arguments:
             continue
         value = statement.value  # type: ignore[attr-defined]
-        if isinstance(value, ast.Call) and _made(value, function):
+        if isinstance(value, ast.Call) and settled(value, function):
             known[target.id] = value
     return known
 
@@ -114,7 +159,7 @@ def _local_modules(tree: ast.FunctionDef, function: types.FunctionType) -> dict[
 def _called(node: ast.Call, known: dict[str, ast.Call], function: types.FunctionType) -> ast.Call:
     """``nn.Softmax(dim=-1)(x)`` as ``nn.functional.softmax(x, dim=-1)``, also where a local has it."""
     module = known.get(node.func.id) if isinstance(node.func, ast.Name) else node.func
-    if not isinstance(module, ast.Call) or not isinstance(module.func, ast.Attribute) or not _made(module, function):
+    if not isinstance(module, ast.Call) or not isinstance(module.func, ast.Attribute) or not settled(module, function):
         return node
     name, count = _CALLS[source.resolve(module.func, function)]
     plain = len(node.args) == count and not node.keywords and not any(isinstance(e, ast.Starred) for e in node.args)
