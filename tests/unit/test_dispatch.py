@@ -746,6 +746,26 @@ def test_a_gradient_is_not_differentiated_again() -> None:
                 twice(call(), x, of_what_comes)
 
 
+def test_second_derivatives_raise_and_are_never_zeros() -> None:
+    """Also where autograd is asked for an input, and would say that the gradient does not depend on it."""
+    weight, times = torch.ones(16, requires_grad=True), torch.arange(16.0)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (ops.rms_norm(x, weight).square() * times).sum()
+
+    def entropy(x: torch.Tensor) -> torch.Tensor:
+        return ops.cross_entropy(x, torch.tensor([1, 2])).sum()
+
+    for of in (loss, entropy):
+        x = torch.randn(2, 16, requires_grad=True)
+        (gradient,) = torch.autograd.grad(of(x), x, create_graph=True)
+        assert torch.equal(gradient, torch.autograd.grad(of(x), x)[0])
+        with pytest.raises(RuntimeError, match="not differentiated again"):
+            torch.autograd.grad(gradient.sum(), x)
+        with pytest.raises(RuntimeError, match="not differentiated again"):
+            torch.autograd.functional.hessian(of, torch.randn(2, 16))
+
+
 def test_compiled_autograd_takes_an_op() -> None:
     x, weight = torch.randn(4, 16, requires_grad=True), torch.ones(16, requires_grad=True)
     wanted = torch.autograd.grad(ops.rms_norm(x, weight).square().sum(), (x, weight))

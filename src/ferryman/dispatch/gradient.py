@@ -111,17 +111,30 @@ class _SingleLevel(_SingleLevelFunction):
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
 
+class _Once(_SingleLevel):
+    """Gradients as they are, which raise where they are differentiated. They depend on all that they were made of: of
+    gradients that hang on nothing PyTorch says that they do not depend on an input, and `hessian` gives zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.op = op
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        raise RuntimeError(f"ferryman: the gradient of {ctx.op} is not differentiated again (once_differentiable)")
+
+
 def _twice(ctx: Any, backward: Callable[..., Any], *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of a gradient that is asked for with create_graph: what depends on anything raises where it is differentiated."""
     with torch.no_grad():
         input_grads: tuple[Tensor | None, ...] = backward(ctx, *grads)
-    if not any(t is not None and t.requires_grad for t in (*grads, *ctx.saved_tensors)):
+    made_of = [t for t in (*grads, *ctx.saved_tensors) if t is not None and t.requires_grad]
+    if not made_of:
         return input_grads
-    message = f"ferryman: the gradient of {ctx.plan.recipe.op.name} is not differentiated again (once_differentiable)"
-    raising = torch._C._functions.DelayedError(message.encode(), len(input_grads))
-    apart: list[Any] = [None if g is None else g.detach().requires_grad_() for g in input_grads]
-    outputs: tuple[Tensor | None, ...] = raising(*apart)
-    return outputs
+    given = [g for g in input_grads if g is not None]
+    outputs = iter(_Once.apply(ctx.plan.recipe.op.name, len(given), *given, *made_of))  # type: ignore[attr-defined]
+    return tuple(None if g is None else next(outputs) for g in input_grads)
 
 
 class _Overwriting(_SingleLevel):
