@@ -128,7 +128,8 @@ class TritonBackend:
             raise CompileError("triton", source.name, arch, f"{type(error).__name__}: {error}") from error
         from ferryman.backends import triton_artefacts, triton_resources
 
-        _must_reduce_right(compiled, source.name, arch)
+        if (wrong := _reduced_wrong(compiled)) is not None:
+            raise CompileError("triton", source.name, arch, wrong)
         kind = "cubin" if gpu.backend == "cuda" else "hsaco"
         text = compiled.asm["ptx" if kind == "cubin" else "amdgcn"]
         resources = triton_resources.of(compiled, kind, gpu.warp_size)
@@ -355,17 +356,17 @@ def _arch_of(device: torch.device) -> str:
     return getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
 
 
-def _must_reduce_right(compiled: Any, name: str, arch: str) -> None:
-    """Raises CompileError for a kernel that Triton compiled, but wrongly (`triton_reductions`)."""
+def _reduced_wrong(compiled: Any) -> str | None:
+    """Why a kernel that Triton compiled is wrong (`triton_reductions`); None where nothing was seen."""
     import triton
 
     from ferryman.backends import triton_reductions
 
     texts = getattr(compiled, "asm", {})  # a hook of Triton's can have prevented the compilation
     where = triton_reductions.misread(texts.get("ttgir", ""), triton.__version__)
-    if where is not None:
-        log = f"Triton {triton.__version__} adds up values of other rows in {where}; sum the axes one by one instead"
-        raise CompileError("triton", name, arch, log)
+    if where is None:
+        return None
+    return f"Triton {triton.__version__} adds up values of other rows in {where}; sum the axes one by one instead"
 
 
 def _install_guard(kernel: Any) -> None:
@@ -389,7 +390,9 @@ def _install_guard(kernel: Any) -> None:
                 compiled = triton_artefacts.kept(kernel, key, signature, device, rest)  # once for each specialisation
                 if compiled is None:
                     compiled = compile_step(key, signature, device, *rest, **more)
-                    _must_reduce_right(compiled, _kernel_name(kernel), _arch_of(torch.device("cuda", device)))
+                    if (wrong := _reduced_wrong(compiled)) is not None:
+                        where = _arch_of(torch.device("cuda", device))
+                        raise CompileError("triton", _kernel_name(kernel), where, wrong)
             except FerrymanError:
                 kernel.device_caches[device][0].pop(key, None)  # or the next launch would take it from there
                 raise
