@@ -50,7 +50,8 @@ class EvidenceError(FerrymanError, ValueError):
 
 
 class Unsupported(FerrymanError, RuntimeError):
-    """No implementation in the requested list can serve the call; every failed clause is in the message."""
+    """No implementation in the requested list can serve the call; every failed clause is in the message. Or a gradient
+    is differentiated, which no op's is."""
 
 
 class StrictModeError(FerrymanError, RuntimeError):

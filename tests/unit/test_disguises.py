@@ -69,6 +69,12 @@ def _flat(result: Any) -> Tensor:
     return torch.cat([leaf.double().flatten() for leaf in leaves])
 
 
+def _moved(x: Tensor) -> Tensor:
+    """By one unit in the last place of its dtype, up or down."""
+    up = torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) < 0.5
+    return x.nextafter(torch.where(up, torch.inf, -torch.inf).to(x.dtype))
+
+
 @torch.no_grad()
 def assert_as_right(actual: Any, before: Callable[[Tensor], Any], x: Tensor) -> None:
     """A ported module's result is as near the unported one's as a model's check asks (`AMPLITUDE`): twice what one unit
@@ -77,8 +83,7 @@ def assert_as_right(actual: Any, before: Callable[[Tensor], Any], x: Tensor) -> 
     result, moved = before(x.clone()), x
     plain, single = _flat(result), isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point()
     if x.is_floating_point():
-        up = torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) < 0.5
-        moved = x.nextafter(torch.where(up, torch.inf, -torch.inf))
+        moved = _moved(x)
     floor = max(relative(_flat(before(moved.clone())), plain), torch.finfo(result.dtype).eps if single else 0.0)
     allowed = AMPLITUDE * floor
     assert relative(_flat(actual), plain) <= allowed
@@ -133,8 +138,7 @@ def assert_gradients_as_right(model: nn.Module, before: nn.Module, x: Tensor) ->
     """As `assert_as_right` of results; or as near the exact gradient as the unported one's. What moving the input
     leaves as it is has the median gradient's floor."""
     plain = _gradients(before, x)
-    up = torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) < 0.5
-    moved = x.nextafter(torch.where(up, torch.inf, -torch.inf)) if x.is_floating_point() else x
+    moved = _moved(x) if x.is_floating_point() else x
     again, actual = _gradients(before, moved), _gradients(model, x)
     try:
         exact = _gradients(copy.deepcopy(before).double(), x.double() if x.is_floating_point() else x)

@@ -126,9 +126,9 @@ class TritonBackend:
             raise
         except Exception as error:  # Triton raises its own, RuntimeError, ValueError, AssertionError and KeyError
             raise CompileError("triton", source.name, arch, f"{type(error).__name__}: {error}") from error
-        from ferryman.backends import triton_artefacts, triton_resources
+        from ferryman.backends import triton_artefacts, triton_reductions, triton_resources
 
-        if (wrong := _reduced_wrong(compiled)) is not None:
+        if (wrong := triton_reductions.refusal(compiled)) is not None:
             raise CompileError("triton", source.name, arch, wrong)
         kind = "cubin" if gpu.backend == "cuda" else "hsaco"
         text = compiled.asm["ptx" if kind == "cubin" else "amdgcn"]
@@ -356,19 +356,6 @@ def _arch_of(device: torch.device) -> str:
     return getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
 
 
-def _reduced_wrong(compiled: Any) -> str | None:
-    """Why a kernel that Triton compiled is wrong (`triton_reductions`); None where nothing was seen."""
-    import triton
-
-    from ferryman.backends import triton_reductions
-
-    texts = getattr(compiled, "asm", {})  # a hook of Triton's can have prevented the compilation
-    where = triton_reductions.misread(texts.get("ttgir", ""), triton.__version__)
-    if where is None:
-        return None
-    return f"Triton {triton.__version__} adds up values of other rows in {where}; sum the axes one by one instead"
-
-
 def _install_guard(kernel: Any) -> None:
     """Wrap this kernel's own compile step, which a cached launch never reaches: the checks cost a launch nothing.
 
@@ -376,7 +363,7 @@ def _install_guard(kernel: Any) -> None:
     """
     compile_step = getattr(kernel, "_do_compile", None)  # an interpreted function has none
     if compile_step is not None:
-        from ferryman.backends import triton_artefacts, triton_host
+        from ferryman.backends import triton_artefacts, triton_host, triton_reductions
 
         triton_host.serve()  # before the first launch, which loads Triton's driver
 
@@ -390,13 +377,11 @@ def _install_guard(kernel: Any) -> None:
                 compiled = triton_artefacts.kept(kernel, key, signature, device, rest)  # once for each specialisation
                 if compiled is None:
                     compiled = compile_step(key, signature, device, *rest, **more)
-                    if (wrong := _reduced_wrong(compiled)) is not None:
+                    if (wrong := triton_reductions.refusal(compiled)) is not None:
+                        kernel.device_caches[device][0].pop(key, None)  # or the next launch would take it from there
                         where = _arch_of(torch.device("cuda", device))
                         raise CompileError("triton", _kernel_name(kernel), where, wrong)
-            except FerrymanError:
-                kernel.device_caches[device][0].pop(key, None)  # or the next launch would take it from there
-                raise
-            except (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError):
+            except (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError, FerrymanError):
                 raise
             except Exception as error:
                 where = _arch_of(torch.device("cuda", device))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 _MENDED = (3, 7)
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.linear<\{.*?\blane = (\[.*?\]), warp = ", re.MULTILINE)
@@ -18,6 +19,16 @@ _REDUCTION = re.compile(
     r'"tt\.reduce"\(.*?<\{axis = (\d+) : i32.*?^\s*\}\) .*?: \((tensor<.*?>)\) ->', re.MULTILINE | re.DOTALL
 )
 _SLICED = re.compile(r"dim = (\d+)")
+
+
+def refusal(compiled: Any) -> str | None:
+    """Why a `CompiledKernel` may not be launched; None where nothing was seen, or a hook of Triton's compiled none."""
+    import triton
+
+    where = misread(getattr(compiled, "asm", {}).get("ttgir", ""), triton.__version__)
+    if where is None:
+        return None
+    return f"Triton {triton.__version__} adds up values of other rows in {where}; sum the axes one by one instead"
 
 
 def misread(ttgir: str, version: str) -> str | None:

@@ -16,7 +16,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ferryman.dispatch import state
 from ferryman.dispatch.recipe import Plan, Recipe
-from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.errors import ArgumentError, FerrymanError, Unsupported
 from ferryman.ops.primitive import Primitive
 
 _TEMPLATE = """
@@ -122,7 +122,7 @@ class _Once(_SingleLevel):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
-        raise RuntimeError(f"ferryman: the gradient of {ctx.op} is not differentiated again (once_differentiable)")
+        raise Unsupported(f"ferryman: the gradient of {ctx.op} is not differentiated again (once_differentiable)")
 
 
 def _twice(ctx: Any, backward: Callable[..., Any], *grads: Tensor | None) -> tuple[Tensor | None, ...]:

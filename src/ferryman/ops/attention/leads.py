@@ -183,11 +183,7 @@ _FLASH_LEADS = (
             threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
             either(
                 threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
-                both(
-                    absent("sinks"),
-                    _FEWER_QUERIES,
-                    _MUCH_IN_TURN,
-                ),
+                both(absent("sinks"), _FEWER_QUERIES, _MUCH_IN_TURN),
             ),
         ),
         both(
