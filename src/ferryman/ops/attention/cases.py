@@ -55,6 +55,8 @@ def cases() -> Sequence[Case]:
     add("d256", (1, 1, 18, 256), causal=True)
     add("d63", (1, 2, 9, 63), layout="rows")  # one less than what lanes hold, and something behind each row
     add("d_odd", (1, 2, 13, 37))
+    add("d72_rows", (1, 2, 131, 72), causal=True)
+    add("values_narrow_rows", (1, 2, 129, 104), sk=150, dv=64)
     add("decode", (2, 4, 1, 64), kv_heads=2, sk=77, causal=True)
     add("append", (1, 2, 5, 64), sk=70, causal=True)
     add("longer_queries", (1, 2, 40, 64), sk=11, causal=True)  # rows that see nothing

@@ -186,13 +186,18 @@ _CAUSAL_SPAN = Clause(
 )
 _OF_HOPPER = (
     _HALF,
-    one_of("q.shape[-1]", 64, 128),
+    at_least("q.shape[-1]", 40),
+    at_most("q.shape[-1]", 256),
+    multiple_of("q.shape[-1]", 8),
+    multiple_of("v.shape[-1]", 8),
+    at_least("v.shape[-1]", 8),
     one_of("softcap", 0.0),
     _NO_DROPOUT,
-    _ONE_WIDTH,
+    _NO_WIDER,
     at_least("q.shape[2]", 128),
 )
 _ON_HOPPER = (compiled(), feature("wgmma"), release("triton", "3.6"), *_OF_HOPPER)
+_BACKWARD_OF_HOPPER = (one_of("q.shape[-1]", 64, 128), _ONE_WIDTH)
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, _NO_DROPOUT, *_UNIT)
 # FlashAttention takes one width: narrower values, as in MLA, go beside columns of zeros
 _ALIKE = (*_FUSED, _NO_WIDER)

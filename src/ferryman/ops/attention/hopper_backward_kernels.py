@@ -22,11 +22,12 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.hopper_dkv_kernels import BLOCK_N, attention_backward_dkv_hopper
 from ferryman.ops.attention.hopper_dq_kernels import attention_backward_dq_hopper
-from ferryman.ops.attention.hopper_kernels import _LOG2E, HEAD_DIMS, _strides, operand, runs_on
+from ferryman.ops.attention.hopper_kernels import _LOG2E, _strides, operand, runs_on
 from ferryman.ops.attention.sinks_kernels import delta_of
 from ferryman.ops.attention.tile_kernels import _place
 from ferryman.ops.attention.triton_kernels import backward_arguments, forms, gradients, rest, row_steps
 
+_HEAD_DIMS = (64, 128)
 _PADDING = 128  # query rows: that of the largest block
 _HALF = tl.constexpr(64)  # columns of dQ that one warpgroup adds
 # In turns, one of which takes a block of queries: beginning and ending a tile of keys; adding up the shares' parts.
@@ -330,11 +331,11 @@ def attention_backward(
     return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: rows_delta[..., :queries], lse)
 
 
-def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
+def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = _HEAD_DIMS) -> list[Specialisation]:
     """What `attention_backward` compiles: causal and full, deterministic or not, and few keys, whose query heads are
     shared among programs."""
     kind = getattr(torch, dtype)
-    dims = tuple(d for d in head_dims if d in HEAD_DIMS)
+    dims = tuple(d for d in head_dims if d in _HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
         return []
     made = []

@@ -441,16 +441,16 @@ def attention_backward_dkv_hopper(
     flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, BLOCK_M, HEAD_DIM], dtype)
     row_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     q_desc = described(
-        q, batch, num_heads, num_queries, stride_qb, stride_qh, stride_qm, BLOCK_M, HEAD_DIM, flat_layout
+        q, batch, num_heads, num_queries, HEAD_DIM, stride_qb, stride_qh, stride_qm, BLOCK_M, HEAD_DIM, flat_layout
     )
     do_desc = described(
-        grad_out, batch, num_heads, num_queries, stride_gb, stride_gh, stride_gm, BLOCK_M, HEAD_DIM, flat_layout
+        grad_out, batch, num_heads, num_queries, HEAD_DIM, stride_gb, stride_gh, stride_gm, BLOCK_M, HEAD_DIM, flat_layout
     )
     k_desc = described(
-        k, batch, kv_heads // shares, num_keys, stride_kb, stride_kh, stride_kn, 64, HEAD_DIM, flat_layout
+        k, batch, kv_heads // shares, num_keys, HEAD_DIM, stride_kb, stride_kh, stride_kn, 64, HEAD_DIM, flat_layout
     )
     v_desc = described(
-        v, batch, kv_heads // shares, num_keys, stride_vb, stride_vh, stride_vn, 64, HEAD_DIM, flat_layout
+        v, batch, kv_heads // shares, num_keys, HEAD_DIM, stride_vb, stride_vh, stride_vn, 64, HEAD_DIM, flat_layout
     )
     lse_desc = tma.make_tensor_descriptor(rows_lse, [batch * num_heads * padded], [1], [BLOCK_M], row_layout)
     delta_desc = tma.make_tensor_descriptor(rows_delta, [batch * num_heads * padded], [1], [BLOCK_M], row_layout)

@@ -5,6 +5,8 @@ them. Within a warpgroup the softmax of one block of keys runs while the tensor 
 The two take turns to issue products, so that one's softmax hides behind the other's. Programs are persistent: the next
 tile's Q, K and V arrive during the last one's epilogue (one program for each tile: 0.87 of the speed at D128, S8192).
 
+Head sizes below 64 and 128 take the tiles of those.
+
 Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever the menu keeps from it.
 
 Tiles of keys begin with the first key that a sequence has or its mask leaves, where a copy by TMA may begin as well; of
@@ -49,26 +51,36 @@ from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.arguments import hiding
 from ferryman.ops.attention.hopper_tile_kernels import described
 from ferryman.ops.attention.key_mask_kernels import FACTS, keys_of_mask
-from ferryman.ops.attention.pair_mask_kernels import ROWS, WORDS, tiles_of_mask
+from ferryman.ops.attention.pair_mask_kernels import ROWS, tiles_of_mask
 from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
 _LN2 = gl.constexpr(0.6931471805599453)
 _LOG2E = gl.constexpr(1.4426950408889634)
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)  # of tiles in shared memory; heads of other sizes are filled up with zeros, by TMA
 WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
-BLOCK_N = gl.constexpr(128)
 STAGES = gl.constexpr(2)
-_SPILLS = 32  # bytes of a thread, as the kernels that read a mask beside 128 columns have them
+_SPILLS = 32  # bytes of a thread, as kernels of wide heads have them (`_wide`)
 # key ranges, as they are given and by `keys_of_mask`; blocks by `tiles_of_mask`; 0: neither
 _GIVEN, _OF_MASK, _LISTED = gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
-_BITS = gl.constexpr(ROWS.value * WORDS.value)  # words of a block's bits
 
 
 @triton.constexpr_function
 def _rings(HEAD_DIM, HAS_BIAS):
     """How many tiles of Q, and of a mask, a consumer has."""
-    return 1 if HAS_BIAS and HEAD_DIM > 64 else 2
+    return 1 if HEAD_DIM > 128 or (HAS_BIAS and HEAD_DIM > 64) else 2
+
+
+@triton.constexpr_function
+def _block_n(HEAD_DIM):
+    """Keys of a block."""
+    return 64 if HEAD_DIM > 128 else 128
+
+
+@triton.constexpr_function
+def _bits(BLOCK_N):
+    """Words of a listed block's bits."""
+    return BLOCK_N // 32 * ROWS.value
 
 
 @gluon.jit
@@ -101,6 +113,7 @@ def _place(
     chunk,
     mask_batch,
     mask_step,
+    HEAD_DIM: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     RANGE: gl.constexpr,
@@ -110,6 +123,7 @@ def _place(
     end of those, and of those that some row sees; the key that blocks and positions are counted from; how many keys
     there are from it on; query 0's position; and `_first_of_span`'s ``shifted`` and ``least``). Of listed blocks the
     whole ones count as seen by all, and the table stands for the key."""
+    BLOCK_N: gl.constexpr = _block_n(HEAD_DIM)
     group_size = heads_together * num_tiles
     head_first = (index // group_size) * heads_together
     count = gl.minimum(heads_together, batch_heads - head_first)
@@ -163,7 +177,7 @@ def _place(
 
 
 @gluon.jit
-def _block(lists, index, full, num_keys):
+def _block(lists, index, full, num_keys, BLOCK_N: gl.constexpr):
     """The number of a tile's block by its index: those that are seen whole come first. Of a tile that sees nothing,
     whose list is empty, any block."""
     blocks = gl.cdiv(num_keys, BLOCK_N)
@@ -173,12 +187,12 @@ def _block(lists, index, full, num_keys):
 
 @gluon.jit
 def _seen_by_bits(bits, scores):
-    """Which of the 64 queries and 128 keys of scores see each other. A thread's columns differ by constants: its own
+    """Which of the 64 queries and the keys of scores see each other. A thread's columns differ by constants: its own
     part, two bits, is shifted out of the words first, so that each column is an immediate."""
-    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout))[None, :]
+    columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
     rows = gl.arange(0, 64, gl.SliceLayout(1, scores.type.layout))
     word = gl.load(bits + rows)[:, None] >> (columns & 6)
-    for n in gl.static_range(1, WORDS):
+    for n in gl.static_range(1, scores.shape[1] // 32):
         next_word = gl.load(bits + n * ROWS + rows)[:, None] >> (columns & 6)
         word = gl.where(columns >= 32 * n, next_word, word)
     return (word & (1 << (columns & 25))) != 0
@@ -321,6 +335,7 @@ def _consume_blocks(
 
     No product is under way at the end of an iteration: there ptxas would serialise them all.
     """
+    BLOCK_N: gl.constexpr = _block_n(HEAD_DIM)
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
@@ -342,7 +357,7 @@ def _consume_blocks(
         bias_slot = _bias_slot(bias_full, step, WORKER, HEAD_DIM, HAS_BIAS)
         own_mask = key_mask
         if EDGE and RANGE == _LISTED:
-            own_mask += _block(lists, block, full, num_keys) * _BITS
+            own_mask += _block(lists, block, full, num_keys, BLOCK_N) * _bits(BLOCK_N)
         p, row_max, decay = _softmax_block(
             scores,
             row_max,
@@ -428,6 +443,7 @@ def _consume(
     ) = arguments
     dtype: gl.constexpr = q_ring.dtype
     Q_RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
+    BLOCK_N: gl.constexpr = _block_n(HEAD_DIM)
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
@@ -456,6 +472,7 @@ def _consume(
                 chunk,
                 stride_mask_b,
                 stride_mask_n,
+                HEAD_DIM,
                 CAUSAL,
                 HAS_BIAS,
                 RANGE,
@@ -473,8 +490,8 @@ def _consume(
             first_mask = own_mask
             if RANGE == _LISTED:
                 own_lists += origin.to(gl.int64) * (2 * gl.cdiv(num_keys, BLOCK_N))
-                own_mask += origin.to(gl.int64) * gl.cdiv(num_keys, BLOCK_N) * _BITS + 64 * WORKER
-                first_mask = own_mask + _block(own_lists, blocks - 1, full, num_keys) * _BITS
+                own_mask += origin.to(gl.int64) * gl.cdiv(num_keys, BLOCK_N) * _bits(BLOCK_N) + 64 * WORKER
+                first_mask = own_mask + _block(own_lists, blocks - 1, full, num_keys, BLOCK_N) * _bits(BLOCK_N)
             acc = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
             row_max = gl.full([64], float("-inf"), gl.float32, row_layout)
             q_slot = turn % Q_RINGS * WORKERS + WORKER
@@ -620,7 +637,8 @@ def _consume(
                     HAS_SPAN,
                     True,
                 )
-            mbarrier.arrive(q_empty.index(q_slot))
+            if HEAD_DIM <= 128:
+                mbarrier.arrive(q_empty.index(q_slot))
             before = step - 1
             mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
             p16 = _operand(p, dtype, p_layout)
@@ -652,6 +670,10 @@ def _consume(
                 [head // num_heads, head % num_heads, row, 0],
                 out_tile._reinterpret(dtype, [1, 1, 64, HEAD_DIM], flat),
             )
+            if HEAD_DIM > 128:
+                tma.store_wait(0)
+                gl.thread_barrier()
+                mbarrier.arrive(q_empty.index(q_slot))
     tma.store_wait(0)
 
 
@@ -703,6 +725,7 @@ def _produce(
     q_layout: gl.constexpr = q_desc.layout
     kv_layout: gl.constexpr = k_desc.layout
     size: gl.constexpr = HEAD_DIM * 2
+    BLOCK_N: gl.constexpr = _block_n(HEAD_DIM)
     step = 0
     total = num_tiles * batch_heads
     programs = gl.num_programs(0)
@@ -724,6 +747,7 @@ def _produce(
                 chunk,
                 stride_mask_b,
                 stride_mask_n,
+                HEAD_DIM,
                 CAUSAL,
                 HAS_BIAS,
                 RANGE,
@@ -735,7 +759,7 @@ def _produce(
                 key = origin + block * BLOCK_N
                 if RANGE == _LISTED:
                     own_lists = lists + origin.to(gl.int64) * (2 * gl.cdiv(num_keys, BLOCK_N))
-                    key = _block(own_lists, block, full, num_keys) * BLOCK_N
+                    key = _block(own_lists, block, full, num_keys, BLOCK_N) * BLOCK_N
                 slot = step % STAGES
                 free = (step // STAGES) & 1 ^ 1
                 mbarrier.wait(k_empty.index(slot), free)
@@ -788,7 +812,7 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 _DYNAMIC = ["num_heads", "kv_heads", "group", "heads_together", "num_queries", "num_keys", "batch_heads", "score_scale"]
-_DYNAMIC += ["bias_batches", "bias_heads", "window", "chunk"]
+_DYNAMIC += ["width", "value_width", "bias_batches", "bias_heads", "window", "chunk"]
 
 
 @gluon.jit(do_not_specialize=_DYNAMIC)
@@ -826,6 +850,8 @@ def attention_forward_hopper(
     heads_together,
     num_queries,
     num_keys,
+    width,
+    value_width,
     batch_heads,
     bias_batches,
     bias_heads,
@@ -839,8 +865,8 @@ def attention_forward_hopper(
     RANGE: gl.constexpr,
     HAS_SPAN: gl.constexpr,
 ):
-    """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; sinks (H,), bias (1 or B, 1 or H,
-    Sq, Sk), which is added to the scaled scores, and key_range, else anything; score_scale is above 0, in base 2
+    """q (B, H, Sq, width) and k, v (B, Hk, Sk, value_width), out by their strides; neither width is above HEAD_DIM, and
+    zeros stand beyond; lse (B, H, Sq) float32, natural logarithm; sinks (H,), bias (1 or B, 1 or H, Sq, Sk), which is added to the scaled scores, and key_range, else anything; score_scale is above 0, in base 2
     without bias. RANGE: key_range is (B, 2), or what `keys_of_mask` makes of it and of key_mask, uint8 (B, Sk). Tiles
     of keys begin with the first key that is seen, where a copy may begin as well. Or, of any bool mask, the lengths,
     lists and bits (key_mask) of `tiles_of_mask`, which say all that is hidden, with how many tables further the next
@@ -850,17 +876,29 @@ def attention_forward_hopper(
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
     """
     dtype: gl.constexpr = q.dtype.element_ty
+    BLOCK_N: gl.constexpr = _block_n(HEAD_DIM)
     num_tiles = gl.cdiv(num_queries, BLOCK_M)
     batch = batch_heads // num_heads
     tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
     flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, HEAD_DIM], dtype)
-    q_desc = described(q, batch, num_heads, num_queries, stride_qb, stride_qh, stride_qm, 64, HEAD_DIM, flat_layout)
-    k_desc = described(k, batch, kv_heads, num_keys, stride_kb, stride_kh, stride_kn, BLOCK_N, HEAD_DIM, flat_layout)
-    v_desc = described(v, batch, kv_heads, num_keys, stride_vb, stride_vh, stride_vn, BLOCK_N, HEAD_DIM, flat_layout)
-    out_desc = described(out, batch, num_heads, num_queries, stride_ob, stride_oh, stride_om, 64, HEAD_DIM, flat_layout)
+    q_desc = described(
+        q, batch, num_heads, num_queries, width, stride_qb, stride_qh, stride_qm, 64, HEAD_DIM, flat_layout
+    )
+    k_desc = described(
+        k, batch, kv_heads, num_keys, width, stride_kb, stride_kh, stride_kn, BLOCK_N, HEAD_DIM, flat_layout
+    )
+    v_desc = described(
+        v, batch, kv_heads, num_keys, value_width, stride_vb, stride_vh, stride_vn, BLOCK_N, HEAD_DIM, flat_layout
+    )
+    out_desc = described(
+        out, batch, num_heads, num_queries, value_width, stride_ob, stride_oh, stride_om, 64, HEAD_DIM, flat_layout
+    )
     RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
     q_ring = gl.allocate_shared_memory(dtype, [RINGS * WORKERS, 64, HEAD_DIM], tile_layout)
-    out_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
+    if HEAD_DIM > 128:  # results go where Q was
+        out_ring = q_ring
+    else:
+        out_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
     q_full = _barriers(RINGS * WORKERS, 1)
@@ -1027,6 +1065,7 @@ def attention(
     out, lse = outputs(q, v)
     if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
+    tile = min(d for d in HEAD_DIMS if d >= dim)
     window, chunk = hiding(q, k, causal, window, key_range, chunk)
     key_range = None if key_range is None else key_range.contiguous()
     q, k, v = operand(q), operand(k), operand(v)
@@ -1035,7 +1074,7 @@ def attention(
     kind, ranges, lists, own, apart, step = 0, lse, lse, q, 0, 0
     if mask is not None and not biased and not of_keys(mask, keys):
         kind, shape = _LISTED.value, (batch, heads, queries, keys)
-        own, lists, ranges, apart, step = tiles_of_mask(mask, key_range, shape, causal, window, chunk)
+        own, lists, ranges, apart, step = tiles_of_mask(mask, key_range, shape, causal, window, chunk, _block_n(tile))
         causal, window, chunk = False, None, None
     elif mask is not None and not biased:
         kind, own = _OF_MASK.value, _key_mask(mask, batch)
@@ -1075,6 +1114,8 @@ def attention(
         together,
         queries,
         keys,
+        dim,
+        v.shape[3],
         batch * heads,
         bias.shape[0],
         bias.shape[1],
@@ -1082,7 +1123,7 @@ def attention(
         chunk or 0,
         scale * (1.0 if biased else _LOG2E.value),
         device=q.device,
-        HEAD_DIM=dim,
+        HEAD_DIM=tile,
         CAUSAL=causal,
         HAS_SINKS=sinks is not None,
         HAS_BIAS=biased,
@@ -1101,7 +1142,7 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both; with a key
     range or a mask of keys; causal ones in a window, without and with sinks; and with a mask of pairs, likewise."""
     kind = getattr(torch, dtype)
-    dims = tuple(d for d in head_dims if d in HEAD_DIMS)
+    dims = tuple(d for d in head_dims if d % 8 == 0 and 40 <= d <= HEAD_DIMS[-1])
     if not runs_on(target) or kind == torch.float32 or not dims:
         return []
     plain = [
@@ -1128,5 +1169,6 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
 
 
 def _wide(one: Specialisation) -> bool:
-    """Whether a kernel reads a mask beside 128 columns of a head, which leaves it no register."""
-    return one.constexprs.get("HEAD_DIM") == 128 and bool(one.constexprs["HAS_BIAS"] or one.constexprs["RANGE"] == 2)
+    """Whether a kernel has 256 columns of a head, or reads a mask beside 128, which leaves it no register."""
+    columns = one.constexprs.get("HEAD_DIM", 0)
+    return columns > 128 or (columns == 128 and bool(one.constexprs["HAS_BIAS"] or one.constexprs["RANGE"] == 2))

@@ -22,6 +22,7 @@ def described(
     batch,
     heads,
     length,
+    width,
     stride_b,
     stride_h,
     stride_m,
@@ -29,8 +30,9 @@ def described(
     HEAD_DIM: gl.constexpr,
     layout: gl.constexpr,
 ):
-    """A (batch, heads, length, HEAD_DIM) tensor, of which a copy takes ``ROWS`` rows of one head."""
-    shape = [batch, heads, length, HEAD_DIM]
+    """A (batch, heads, length, width) tensor, of which a copy takes ``ROWS`` rows of one head, of HEAD_DIM columns: those
+    beyond ``width`` are read as zeros, and not written."""
+    shape = [batch, heads, length, width]
     return tma.make_tensor_descriptor(ptr, shape, [stride_b, stride_h, stride_m, 1], [1, 1, ROWS, HEAD_DIM], layout)
 
 

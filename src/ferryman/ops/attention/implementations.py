@@ -5,6 +5,7 @@ from __future__ import annotations
 from ferryman.ops.attention.conditions import (
     _ADDED,
     _ALL_KEYS,
+    _BACKWARD_OF_HOPPER,
     _BIAS_GRADIENT,
     _CAUSAL_SPAN,
     _CPU,
@@ -172,7 +173,7 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="triton.hopper",
         where="hopper_backward_kernels",
-        when=(*_ON_HOPPER, *_PLAIN, *_ALL_KEYS, _NUMBERED, _NO_BIAS_GRADIENT),
+        when=(*_ON_HOPPER, *_BACKWARD_OF_HOPPER, *_PLAIN, *_ALL_KEYS, _NUMBERED, _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         deterministic="asked",
         replayable=True,

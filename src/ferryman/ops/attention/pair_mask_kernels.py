@@ -1,4 +1,4 @@
-"""What a bool mask and all else that hides keys leave of tiles of 128 queries and 128 keys, for Hopper's kernel."""
+"""What a bool mask and all else that hides keys leave of tiles of 128 queries, for Hopper's kernel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ferryman.backends.triton import launch
 from ferryman.ops.attention.masked_kernels import attention_mask_lists
 from ferryman.ops.attention.tile_kernels import _hide_keys, _own_keys, _sequence, _wide
 
-ROWS = tl.constexpr(128)  # and columns, of a tile
-WORDS = tl.constexpr(4)  # of 32 columns
+ROWS = tl.constexpr(128)  # of a tile
 _LISTED_TOGETHER = 1024
 
 
@@ -87,18 +86,20 @@ def tiles_of_mask(
     causal: bool,
     window: int | None,
     chunk: int | None,
+    block_keys: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """(bits, lists of blocks, their lengths, how many tables further the next sequence's and the next head's are).
 
-    shape: batch, heads, queries and keys. mask: bool, expandable to it. A list has the blocks that a tile sees in part,
+    shape: batch, heads, queries and keys. mask: bool, expandable to it. block_keys: of a block, 32 in a word. A list has the blocks that a tile sees in part,
     then, ``blocks`` further, those that it sees whole."""
     batch, heads, queries, keys = shape
     view = mask.expand(shape).view(torch.int8)
-    tiles, blocks = triton.cdiv(queries, ROWS.value), triton.cdiv(keys, 32 * WORDS.value)
+    words = block_keys // 32
+    tiles, blocks = triton.cdiv(queries, ROWS.value), triton.cdiv(keys, block_keys)
     table_batch = batch if view.stride(0) or key_range is not None else 1
     table_heads = heads if view.stride(1) else 1
     tables, device = table_batch * table_heads * tiles, mask.device
-    bits = torch.empty((tables, blocks, WORDS.value, ROWS.value), dtype=torch.int32, device=device)
+    bits = torch.empty((tables, blocks, words, ROWS.value), dtype=torch.int32, device=device)
     states = torch.empty((tables, blocks), dtype=torch.int8, device=device)
     lists = torch.empty((tables, 2, blocks), dtype=torch.int32, device=device)
     counts = torch.empty((tables, 2), dtype=torch.int32, device=device)
@@ -121,7 +122,7 @@ def tiles_of_mask(
         HAS_WINDOW=window is not None,
         BOUNDED=key_range is not None or chunk is not None,
         ROWS=ROWS.value,
-        WORDS=WORDS.value,
+        WORDS=words,
         num_warps=8,
         num_stages=1,
     )
