@@ -191,10 +191,9 @@ _OF_HOPPER = (
     multiple_of("q.shape[-1]", 8),
     multiple_of("v.shape[-1]", 8),
     at_least("v.shape[-1]", 8),
-    one_of("softcap", 0.0),
     _NO_DROPOUT,
     _NO_WIDER,
-    at_least("q.shape[2]", 128),
+    at_least("q.shape[2]", 64),
 )
 _ON_HOPPER = (compiled(), feature("wgmma"), release("triton", "3.6"), *_OF_HOPPER)
 _BACKWARD_OF_HOPPER = (one_of("q.shape[-1]", 64, 128), _ONE_WIDTH)

@@ -444,7 +444,17 @@ def attention_backward_dkv_hopper(
         q, batch, num_heads, num_queries, HEAD_DIM, stride_qb, stride_qh, stride_qm, BLOCK_M, HEAD_DIM, flat_layout
     )
     do_desc = described(
-        grad_out, batch, num_heads, num_queries, HEAD_DIM, stride_gb, stride_gh, stride_gm, BLOCK_M, HEAD_DIM, flat_layout
+        grad_out,
+        batch,
+        num_heads,
+        num_queries,
+        HEAD_DIM,
+        stride_gb,
+        stride_gh,
+        stride_gm,
+        BLOCK_M,
+        HEAD_DIM,
+        flat_layout,
     )
     k_desc = described(
         k, batch, kv_heads // shares, num_keys, HEAD_DIM, stride_kb, stride_kh, stride_kn, 64, HEAD_DIM, flat_layout

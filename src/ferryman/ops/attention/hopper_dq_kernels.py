@@ -327,12 +327,18 @@ def attention_backward_dq_hopper(
     batch_heads = batch * num_heads
     tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
     flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, HEAD_DIM], dtype)
-    q_desc = described(q, batch, num_heads, num_queries, HEAD_DIM, stride_qb, stride_qh, stride_qm, 64, HEAD_DIM, flat_layout)
+    q_desc = described(
+        q, batch, num_heads, num_queries, HEAD_DIM, stride_qb, stride_qh, stride_qm, 64, HEAD_DIM, flat_layout
+    )
     do_desc = described(
         grad_out, batch, num_heads, num_queries, HEAD_DIM, stride_gb, stride_gh, stride_gm, 64, HEAD_DIM, flat_layout
     )
-    k_desc = described(k, batch, kv_heads, num_keys, HEAD_DIM, stride_kb, stride_kh, stride_kn, BLOCK_N, HEAD_DIM, flat_layout)
-    v_desc = described(v, batch, kv_heads, num_keys, HEAD_DIM, stride_vb, stride_vh, stride_vn, BLOCK_N, HEAD_DIM, flat_layout)
+    k_desc = described(
+        k, batch, kv_heads, num_keys, HEAD_DIM, stride_kb, stride_kh, stride_kn, BLOCK_N, HEAD_DIM, flat_layout
+    )
+    v_desc = described(
+        v, batch, kv_heads, num_keys, HEAD_DIM, stride_vb, stride_vh, stride_vn, BLOCK_N, HEAD_DIM, flat_layout
+    )
     q_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     do_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)

@@ -5,7 +5,8 @@ them. Within a warpgroup the softmax of one block of keys runs while the tensor 
 The two take turns to issue products, so that one's softmax hides behind the other's. Programs are persistent: the next
 tile's Q, K and V arrive during the last one's epilogue (one program for each tile: 0.87 of the speed at D128, S8192).
 
-Head sizes below 64 and 128 take the tiles of those.
+Heads are filled up with zeros, by TMA, to 64, 128 or 256 columns. Of 256 blocks have 64 keys, and results go out by
+way of Q's tile, for want of shared memory and registers.
 
 Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever the menu keeps from it.
 
@@ -199,6 +200,14 @@ def _seen_by_bits(bits, scores):
 
 
 @gluon.jit
+def _capped(x, cap):
+    """cap * tanh(x), of which the difference from one is what counts: the quotient is at most 1."""
+    e = gl.exp2(gl.abs(x) * (-2.0 * _LOG2E.value))
+    size = (1.0 - e) / (1.0 + e)
+    return gl.where(x < 0, -size, size) * cap
+
+
+@gluon.jit
 def _softmax_block(
     scores,
     row_max,
@@ -207,11 +216,13 @@ def _softmax_block(
     first_key,
     num_keys,
     score_scale,
+    cap,
     bias_tile,
     bias_empty,
     key_mask,
     stride_mask_n,
     CAUSAL: gl.constexpr,
+    HAS_CAP: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     RANGE: gl.constexpr,
     HAS_SPAN: gl.constexpr,
@@ -219,8 +230,12 @@ def _softmax_block(
 ):
     """(p, new row maximum in base 2, factor for what was summed before)."""
     to_base_2 = score_scale
+    if HAS_CAP:
+        scores = _capped(scores * score_scale, cap)
+        to_base_2 = _LOG2E.value
     if HAS_BIAS:
-        scores = scores * score_scale + bias_tile.load(scores.type.layout).to(gl.float32)
+        added = bias_tile.load(scores.type.layout).to(gl.float32)
+        scores = scores + added if HAS_CAP else scores * score_scale + added
         fence_async_shared()  # else ptxas lets a warp pass the barrier before its reads return, and the next copy is no
         gl.thread_barrier()  # access that they are in order with; now all of the warpgroup have read it
         mbarrier.arrive(bias_empty)
@@ -322,10 +337,12 @@ def _consume_blocks(
     key_mask,
     stride_mask_n,
     score_scale,
+    cap,
     WORKER: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     dtype: gl.constexpr,
     CAUSAL: gl.constexpr,
+    HAS_CAP: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     RANGE: gl.constexpr,
     HAS_SPAN: gl.constexpr,
@@ -366,11 +383,13 @@ def _consume_blocks(
             block * BLOCK_N,
             num_keys,
             score_scale,
+            cap,
             bias_ring.index(bias_slot),
             bias_empty.index(bias_slot),
             own_mask,
             stride_mask_n,
             CAUSAL,
+            HAS_CAP,
             HAS_BIAS,
             RANGE,
             HAS_SPAN,
@@ -404,6 +423,7 @@ def _consume(
     HEAD_DIM: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_SINKS: gl.constexpr,
+    HAS_CAP: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     RANGE: gl.constexpr,
     HAS_SPAN: gl.constexpr,
@@ -440,6 +460,7 @@ def _consume(
         stride_mask_b,
         stride_mask_n,
         score_scale,
+        cap,
     ) = arguments
     dtype: gl.constexpr = q_ring.dtype
     Q_RINGS: gl.constexpr = _rings(HEAD_DIM, HAS_BIAS)
@@ -513,11 +534,13 @@ def _consume(
                 (blocks - 1) * BLOCK_N,
                 own_keys,
                 score_scale,
+                cap,
                 bias_ring.index(bias_slot),
                 bias_empty.index(bias_slot),
                 first_mask,
                 stride_mask_n,
                 CAUSAL,
+                HAS_CAP,
                 HAS_BIAS,
                 RANGE,
                 HAS_SPAN,
@@ -557,10 +580,12 @@ def _consume(
                 own_mask,
                 stride_mask_n,
                 score_scale,
+                cap,
                 WORKER,
                 HEAD_DIM,
                 dtype,
                 CAUSAL,
+                HAS_CAP,
                 HAS_BIAS,
                 RANGE,
                 HAS_SPAN,
@@ -592,10 +617,12 @@ def _consume(
                 own_mask,
                 stride_mask_n,
                 score_scale,
+                cap,
                 WORKER,
                 HEAD_DIM,
                 dtype,
                 CAUSAL,
+                HAS_CAP,
                 HAS_BIAS,
                 RANGE,
                 HAS_SPAN,
@@ -628,10 +655,12 @@ def _consume(
                     own_mask,
                     stride_mask_n,
                     score_scale,
+                    cap,
                     WORKER,
                     HEAD_DIM,
                     dtype,
                     CAUSAL,
+                    HAS_CAP,
                     HAS_BIAS,
                     RANGE,
                     HAS_SPAN,
@@ -811,7 +840,17 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return bars
 
 
-_DYNAMIC = ["num_heads", "kv_heads", "group", "heads_together", "num_queries", "num_keys", "batch_heads", "score_scale"]
+_DYNAMIC = [
+    "num_heads",
+    "kv_heads",
+    "group",
+    "heads_together",
+    "num_queries",
+    "num_keys",
+    "batch_heads",
+    "score_scale",
+    "cap",
+]
 _DYNAMIC += ["width", "value_width", "bias_batches", "bias_heads", "window", "chunk"]
 
 
@@ -858,20 +897,25 @@ def attention_forward_hopper(
     window,
     chunk,
     score_scale,
+    cap,
     HEAD_DIM: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_SINKS: gl.constexpr,
+    HAS_CAP: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     RANGE: gl.constexpr,
     HAS_SPAN: gl.constexpr,
 ):
-    """q (B, H, Sq, width) and k, v (B, Hk, Sk, value_width), out by their strides; neither width is above HEAD_DIM, and
-    zeros stand beyond; lse (B, H, Sq) float32, natural logarithm; sinks (H,), bias (1 or B, 1 or H, Sq, Sk), which is added to the scaled scores, and key_range, else anything; score_scale is above 0, in base 2
-    without bias. RANGE: key_range is (B, 2), or what `keys_of_mask` makes of it and of key_mask, uint8 (B, Sk). Tiles
-    of keys begin with the first key that is seen, where a copy may begin as well. Or, of any bool mask, the lengths,
-    lists and bits (key_mask) of `tiles_of_mask`, which say all that is hidden, with how many tables further the next
-    sequence's (stride_mask_b) and the next head's (stride_mask_n) are. HAS_SPAN: a window or chunks (the other 0),
-    which only causal attention has here, or a key range beside bias.
+    """out (B, H, Sq, value_width) by its strides, as are q and k, of ``width`` columns, and v; lse (B, H, Sq) float32,
+    natural logarithm. No width is above HEAD_DIM, the columns of a tile.
+
+    sinks (H,), bias (1 or B, 1 or H, Sq, Sk), which is added to the scores, and key_range, else anything. Scores are
+    multiplied by score_scale, above 0: in base 2 where nothing else is done to them; where HAS_CAP, they are then cap
+    times the tanh of it. RANGE: key_range is (B, 2), or what `keys_of_mask` makes of it and of key_mask, uint8 (B, Sk).
+    Tiles of keys begin with the first key that is seen, where a copy may begin as well. Or, of any bool mask, the
+    lengths, lists and bits (key_mask) of `tiles_of_mask`, which say all that is hidden, with how many tables further
+    the next sequence's (stride_mask_b) and the next head's (stride_mask_n) are. HAS_SPAN: a window or chunks (the other
+    0), which only causal attention has here, or a key range beside bias.
 
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
     """
@@ -953,6 +997,7 @@ def attention_forward_hopper(
         stride_mask_b,
         stride_mask_n,
         score_scale,
+        cap,
     )
     producer = (
         q_desc,
@@ -990,8 +1035,8 @@ def attention_forward_hopper(
     # A name would make tensors of the constants.
     gl.warp_specialize(
         [
-            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, RANGE, HAS_SPAN)),
-            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_BIAS, RANGE, HAS_SPAN)),
+            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_CAP, HAS_BIAS, RANGE, HAS_SPAN)),
+            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL, HAS_SINKS, HAS_CAP, HAS_BIAS, RANGE, HAS_SPAN)),
             (_produce, (producer, HEAD_DIM, CAUSAL, HAS_BIAS, RANGE, HAS_SPAN)),
         ],
         [4, 1],
@@ -1121,11 +1166,13 @@ def attention(
         bias.shape[1],
         window or 0,
         chunk or 0,
-        scale * (1.0 if biased else _LOG2E.value),
+        scale / softcap if softcap else scale * (1.0 if biased else _LOG2E.value),
+        softcap,
         device=q.device,
         HEAD_DIM=tile,
         CAUSAL=causal,
         HAS_SINKS=sinks is not None,
+        HAS_CAP=softcap > 0,
         HAS_BIAS=biased,
         RANGE=kind,
         HAS_SPAN=window is not None or chunk is not None or (biased and key_range is not None),
@@ -1140,7 +1187,8 @@ def runs_on(target: Target) -> bool:
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
     """What `attention` compiles: causal and full, without sinks and a float mask, and with either or both; with a key
-    range or a mask of keys; causal ones in a window, without and with sinks; and with a mask of pairs, likewise."""
+    range or a mask of keys; causal ones in a window, without and with sinks, and with a soft cap, without a window and
+    in one; and with a mask of pairs, without and with sinks."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d % 8 == 0 and 40 <= d <= HEAD_DIMS[-1])
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -1158,12 +1206,13 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     ranges = torch.empty((2, 2), dtype=torch.int32, device="meta")
     ranged = [(*f[:9], ranges, *f[10:]) for f in plain]
     spans = [(*f[:5], 512, *f[6:]) for f in (*plain, *sunk[: len(plain)]) if f[3]]
+    capped = [(*f[:6], 50.0, *f[7:]) for f in (*plain, *spans[: len(spans) // 2]) if f[3]]
     masked = [(*f[:7], torch.empty((2, 1, 1, 4096), dtype=torch.bool, device="meta"), *f[8:]) for f in plain]
     pairs = [
         (*f[:7], torch.empty((f[0].shape[2], f[1].shape[2]), dtype=torch.bool, device="meta"), *f[8:])
         for f in (*plain, *sunk[: len(plain)])
     ]
-    every = (*plain, *biased, *sunk, *ranged, *spans, *masked, *pairs)
+    every = (*plain, *biased, *sunk, *ranged, *spans, *capped, *masked, *pairs)
     made = recorded([functools.partial(attention, *(*form, target)) for form in every])
     return [replace(one, spills_allowed=_SPILLS) if _wide(one) else one for one in made]
 
@@ -1171,4 +1220,5 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
 def _wide(one: Specialisation) -> bool:
     """Whether a kernel has 256 columns of a head, or reads a mask beside 128, which leaves it no register."""
     columns = one.constexprs.get("HEAD_DIM", 0)
-    return columns > 128 or (columns == 128 and bool(one.constexprs["HAS_BIAS"] or one.constexprs["RANGE"] == 2))
+    hides = one.constexprs.get("HAS_BIAS") or one.constexprs.get("RANGE") == _OF_MASK.value
+    return columns > 128 or (columns == 128 and bool(hides))

@@ -30,8 +30,8 @@ def described(
     HEAD_DIM: gl.constexpr,
     layout: gl.constexpr,
 ):
-    """A (batch, heads, length, width) tensor, of which a copy takes ``ROWS`` rows of one head, of HEAD_DIM columns: those
-    beyond ``width`` are read as zeros, and not written."""
+    """A (batch, heads, length, width) tensor, of which a copy takes ``ROWS`` rows and HEAD_DIM columns of one head; of
+    columns beyond ``width`` it reads zeros, and writes nothing."""
     shape = [batch, heads, length, width]
     return tma.make_tensor_descriptor(ptr, shape, [stride_b, stride_h, stride_m, 1], [1, 1, ROWS, HEAD_DIM], layout)
 

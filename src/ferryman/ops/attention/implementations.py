@@ -33,7 +33,7 @@ from ferryman.ops.attention.conditions import (
     _TRACED,
 )
 from ferryman.ops.attention.leads import (
-    _BEGINS_SOONER,
+    _BEFORE_HOPPERS,
     _FEW_ON_A_CACHE,
     _FLASH_LEADS,
     _HIDING,
@@ -50,7 +50,7 @@ from ferryman.ops.menu import Implementation, menu
 IMPLEMENTATIONS = menu(
     "ferryman.ops.attention",
     Implementation(
-        op="attention", name="torch.cudnn", where=":attention_cudnn", when=_CUDNN, leads=_BEGINS_SOONER, **_TRACED
+        op="attention", name="torch.cudnn", where=":attention_cudnn", when=_CUDNN, leads=_BEFORE_HOPPERS, **_TRACED
     ),
     # of one query cuDNN divides the keys, and adds the parts as they come
     Implementation(

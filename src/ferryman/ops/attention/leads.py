@@ -22,6 +22,7 @@ from ferryman.ops.clauses import (
     View,
     absent,
     at_least,
+    at_most,
     both,
     dtypes,
     either,
@@ -167,25 +168,29 @@ def _at_most(kind: str) -> Clause:
     return _products_at_most(f"attention.tiled.{kind}")
 
 
-# Hopper's kernel has sinks, float masks and what hides keys, too, and leaves little work alone to smaller tiles.
+# Hopper's kernel has sinks, float masks, caps and what hides keys, too, and leaves little work alone to smaller tiles:
+# of wide heads, for which those have few registers, the least.
 _HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _MASK_OF_HOPPER)
-_LESS_THAN_HOPPERS = either(unless(_HOPPERS), _at_most("hopper"))
+_WIDE = Clause("a head size above 128", ("q.shape",), _width, lambda width: width > 128)
+_LITTLE_BESIDE_HOPPERS = either(both(unless(_WIDE), _at_most("hopper")), _at_most("plain"))
+_LESS_THAN_HOPPERS = either(unless(_HOPPERS), _LITTLE_BESIDE_HOPPERS)
 _SERVED_BY_HOPPER = both(feature("wgmma"), _HOPPERS)
 # PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only. A
 # program of Triton's goes over all of a query's keys, one tile after the other, and Hopper's kernel begins late for
 # what a narrow window leaves.
+_KEYS_DIVIDED = both(
+    _NO_WINDOW,
+    threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
+    either(
+        threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
+        both(absent("sinks"), _FEWER_QUERIES, _MUCH_IN_TURN),
+    ),
+)
 _FLASH_LEADS = (
     _TILES,
     at_least("q.shape[2]", 2),
     either(
-        both(
-            _NO_WINDOW,
-            threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
-            either(
-                threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
-                both(absent("sinks"), _FEWER_QUERIES, _MUCH_IN_TURN),
-            ),
-        ),
+        _KEYS_DIVIDED,
         both(
             _WINDOWED,
             _SERVED_BY_HOPPER,
@@ -195,18 +200,22 @@ _FLASH_LEADS = (
         ),
     ),
 )
-# Beside Hopper's kernel cuDNN begins sooner, which counts where little follows.
-_BEGINS_SOONER = (
+# Beside Hopper's kernel cuDNN begins sooner, which counts where little follows. It has tiles of fewer rows, and of most
+# wide heads' own size, which Hopper's fills up to 128 rows and 256 columns.
+_BEFORE_HOPPERS = (
     absent("mask"),
     absent("sinks"),
     _NO_WINDOW,
     unless(_RANGED),
-    unless(_FEWER_QUERIES),
     _SERVED_BY_HOPPER,
     unless(_at_most("plain")),
-    _products_at_most("attention.cudnn.products"),
+    either(
+        both(unless(_FEWER_QUERIES), _products_at_most("attention.cudnn.products")),
+        both(at_most("q.shape[2]", 127), unless(_KEYS_DIVIDED)),
+        both(_WIDE, threshold("attention.cudnn.width", "head size", ("q.shape",), _width, most=True)),
+    ),
 )
-_RANGE_OF_MUCH = (_RANGED, unless(_at_most("hopper")))
+_RANGE_OF_MUCH = (_RANGED, unless(_LITTLE_BESIDE_HOPPERS))
 _NARROW = threshold(
     "attention.flex.narrow", "head size", ("q.shape",), _width, most=True
 )  # whose tiles FlexAttention does not outrun
@@ -215,14 +224,18 @@ _NARROW = threshold(
 _LITTLE_WORK = (
     _TILES,
     either(
-        both(_RANGED, either(unless(_SERVED_BY_HOPPER), _at_most("hopper"))),
-        both(_CAPPED, either(_NARROW, threshold("attention.flex.products", *_PRODUCTS, most=True))),
-        both(_WINDOWED, _SERVED_BY_HOPPER, _at_most("hopper")),
+        both(_RANGED, either(unless(_SERVED_BY_HOPPER), _LITTLE_BESIDE_HOPPERS)),
+        both(
+            _CAPPED,
+            either(_LESS_THAN_HOPPERS, both(_NARROW, _at_most("capped"))),
+            either(_NARROW, threshold("attention.flex.products", *_PRODUCTS, most=True)),
+        ),
+        both(_WINDOWED, _SERVED_BY_HOPPER, _LITTLE_BESIDE_HOPPERS),
         both(_SINKS, _LESS_THAN_HOPPERS, _at_most("sinks")),
         both(_BIASED, _LESS_THAN_HOPPERS, _at_most("biased")),
         both(
             _MASKED,
-            either(_BIASED, _LESS_THAN_HOPPERS),
+            either(both(_BIASED, unless(_WIDE)), _LESS_THAN_HOPPERS),
             _at_most("masked"),
             threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
         ),
@@ -235,7 +248,8 @@ _MUCH_TO_SKIP = (
     _TILES,
     unless(_NARROW),
     threshold("attention.flex.products", *_PRODUCTS),
-    either(both(_RANGED, unless(_SERVED_BY_HOPPER)), _CAPPED),
+    either(_RANGED, _CAPPED),
+    unless(_SERVED_BY_HOPPER),
 )
 _MASKED_ROWS = (
     _MASKED,

@@ -90,8 +90,8 @@ def tiles_of_mask(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """(bits, lists of blocks, their lengths, how many tables further the next sequence's and the next head's are).
 
-    shape: batch, heads, queries and keys. mask: bool, expandable to it. block_keys: of a block, 32 in a word. A list has the blocks that a tile sees in part,
-    then, ``blocks`` further, those that it sees whole."""
+    shape: batch, heads, queries and keys. mask: bool, expandable to it. block_keys: of a block, 32 in a word. A list
+    has the blocks that a tile sees in part, then, ``blocks`` further, those that it sees whole."""
     batch, heads, queries, keys = shape
     view = mask.expand(shape).view(torch.int8)
     words = block_keys // 32

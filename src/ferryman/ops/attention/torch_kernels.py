@@ -484,7 +484,7 @@ def _hoppers_when_traced(q: Tensor, k: Tensor, causal: bool, window: int | None,
     """Whether a bool mask, or a causal window, is a matter of the op's own kernel for Hopper."""
     (batch, heads, queries, dim), keys = q.shape, k.shape[2]
     hiding = causal if mask is None else mask.dtype == torch.bool
-    if not hiding or (mask is None and window is None) or dim not in (64, 128) or queries < 128:
+    if not hiding or (mask is None and window is None) or dim % 8 or not 40 <= dim <= 256 or queries < 128:
         return False
     return bool(batch * heads * queries * (keys if window is None else min(keys, window)) * dim >= _MUCH)
 
