@@ -4,6 +4,7 @@
     python benchmarks/regret.py --lockfile h200.lock.json --cells 300 --json regret.json
     python benchmarks/regret.py --lockfile none --cells 300 --json untuned.json
     python benchmarks/regret.py --resume regret.json --json regret.json        # what the first sitting left
+    python benchmarks/regret.py --again earlier.json --json now.json           # the same cells, by today's code
 
 Without --lockfile, of the lockfile that ships for the device; "none" judges untuned dispatch. Shapes are drawn from
 each op's whole domain, anew each day: the seed is the date, unless --seed names one. PyTorch's own choice (SDPA) is
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--seed", type=int, default=int(f"{datetime.date.today():%Y%m%d}"), help="default: the date")
     parser.add_argument("--resume", type=Path, metavar="JSON", help="go on with the cells that this document left")
+    parser.add_argument("--again", type=Path, metavar="JSON", help="the cells of this document, instead of drawn ones")
     parser.add_argument("--ahead", type=int, default=8, help="processes that compile before, on a GPU")
     parser.add_argument("--ahead-seconds", type=float, help="of --seconds, for them at most; default: half")
     parser.add_argument(

@@ -32,11 +32,8 @@ AGAIN = "h200/check-second"  # of the ops that were judged anew, after a mend
 DRAWS = {
     "h100/regret-fourth": "all ops, H100",
     "h100/regret-attention-fifth": "attention alone, H100",
-    "h200/regret-attention-second": "attention alone, H200, whose lockfile has no region of it",
-    "h200/regret-attention-third": "the same, later, with masks of keys",
-    "h200/regret-attention-fourth": "the same, its forwards alone, later",
-    "h200/regret-attention-fifth": "both again, later",
-    "h200/regret-attention-sixth": "both again, later; two choices of the worst three are mended since",
+    "h200/regret-attention-seventh": "attention alone, H200, whose lockfile has no region of it, before a change",
+    "h200/regret-attention-eighth": "its forwards, another draw, after it",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),

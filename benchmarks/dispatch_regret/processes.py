@@ -28,6 +28,7 @@ from ferryman.cli import calls
 from ferryman.cli.place import place
 from ferryman.dispatch import registry, select
 from ferryman.errors import FerrymanError, ResultError
+from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import ahead, clock, grid, peers, rotation, runner
 from ferryman.porting.bench.laps import Laps
 from ferryman.porting.running.process import bound, device_lost, placed, quiet
@@ -87,17 +88,39 @@ def plan_of(given: argparse.Namespace) -> tuple[runner.Plan, list[Cell]]:
     two = ("torch", "definition") if device.type == "cpu" else ()
     own = () if device.type == "cpu" else tuple(peers.adapters(SCRIPT.parent / "peers", PEERS))
     plan = runner.Plan(device, select.profile_for(device), calls.dtype_of(given.dtype), (), two, own, given.seed)
+    if given.again is not None:
+        return plan, _again(given.again, ops)
     unlike = {pair for path in given.unlike or () for pair in _cells_of(path)}
     return plan, cells(ops, given.cells, grid.grid_of(given.grid), device, given.seed, unlike)
 
 
-def _cells_of(path: Path) -> set[tuple[str, str]]:
+def _cells_of(path: Path, option: str = "--unlike") -> list[tuple[str, str]]:
     """(op, case) of every cell of a document that this script wrote. Raises ResultError."""
     try:
-        return {(str(cell["op"]), str(cell["case"])) for cell in files.document(path)["cells"]}
+        return [(str(cell["op"]), str(cell["case"])) for cell in files.document(path)["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ResultError(f"--unlike {path}: required: a document of benchmarks/regret.py; {reason}") from error
+        raise ResultError(f"{option} {path}: required: a document of benchmarks/regret.py; {reason}") from error
+
+
+def _again(path: Path, ops: Sequence[Primitive]) -> list[Cell]:
+    """The cells of a document that are of these ops. Raises ResultError where there is none, or no case of its name."""
+    known, found = {op.name: op for op in ops}, []
+    for name, case in _cells_of(path, "--again"):
+        if name not in known:
+            continue
+        named = registry.evidence(known[name]).named
+        try:
+            found.append(Cell(known[name], named(case) if named is not None else _unnamed(name)))
+        except ValueError as error:
+            raise ResultError(f"--again {path}: {name} {case!r}: {error}") from error
+    if not found:
+        raise ResultError(f"--again {path}: required: a cell of {', '.join(known)}")
+    return found
+
+
+def _unnamed(op: str) -> Case:
+    raise ValueError(f"{op} has no cases by name (Evidence.named)")
 
 
 def _environment(given: argparse.Namespace) -> dict[str, str]:

@@ -20,6 +20,7 @@ import torch
 from ferryman import ops, settings
 from ferryman.device_profiles import detect
 from ferryman.dispatch import lockfile_document, lockfile_entry, preparing, registry, select
+from ferryman.errors import ResultError
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import ahead, clock, grid, runner
 from ferryman.porting.bench.contender import Contender
@@ -219,6 +220,20 @@ def test_a_run_that_is_stopped_leaves_what_it_judged_and_another_goes_on(
     whole = json.loads(out.read_text())
     assert whole["left"] == 0 and whole["cells"][: len(partial["cells"])] == partial["cells"]
     assert len({cell["case"] for cell in whole["cells"]}) == len(whole["cells"]) == 40
+
+
+def test_the_cells_of_a_document_are_judged_again(processes: ModuleType, tmp_path: Path) -> None:
+    document, names = tmp_path / "earlier.json", ["300x1000", "7x4096"]
+    asked = Namespace(device="cpu", op=["softmax"], dtype="f32", seed=5, again=document)
+    pairs = [("softmax", name) for name in names] + [("rms_norm", "4x4096")]
+    document.write_text(json.dumps({"cells": [{"op": op, "case": case} for op, case in pairs]}))
+    _, todo = processes.plan_of(asked)
+    assert [(cell.op.name, cell.case.name) for cell in todo] == pairs[:2]
+    assert [tuple(cell.case.args["x"].shape) for cell in todo] == [(300, 1000), (7, 4096)]
+    for cells, message in (([], "a cell of softmax"), ([{"op": "softmax", "case": "no such"}], "'no such'")):
+        document.write_text(json.dumps({"cells": cells}))
+        with pytest.raises(ResultError, match=message):
+            processes.plan_of(asked)
 
 
 def asked_of(**more: Any) -> Namespace:
@@ -487,6 +502,7 @@ def lock(tmp_path: Path) -> Path:
         (["--prepare-seconds", "nan"], "--prepare-seconds is nan"),
         (["--op", "softmx"], "unknown op 'softmx'; nearest: softmax"),
         (["--grid", "huge"], "unknown grid 'huge'"),
+        (["--again", "/nonexistent.json"], "--again /nonexistent.json: required: a document of benchmarks/regret.py"),
         (["--dtype", "int7"], "unknown dtype"),
         (["--device", "h200"], "a device that is here"),
         (["--json", "/proc/no/x.json"], "choose another --json"),

@@ -55,34 +55,36 @@ def seen_in(call: str) -> Tensor:
     return tiles
 
 
-def tables(call: str) -> list[Any]:
+def tables(call: str, block_keys: int) -> list[Any]:
     """What the kernels write; run by an interpreter."""
     from ferryman.ops.attention.pair_mask_kernels import tiles_of_mask
 
     shape, _, options = CALLS[call]
     ranges = torch.tensor(options["ranges"], dtype=torch.int32) if "ranges" in options else None
     spans = options.get("window"), options.get("chunk")
-    bits, lists, counts, *apart = tiles_of_mask(mask_of(call), ranges, shape, options["causal"], *spans)
+    bits, lists, counts, *apart = tiles_of_mask(mask_of(call), ranges, shape, options["causal"], *spans, block_keys)
     for table, (part, whole) in zip(lists, counts.tolist(), strict=True):  # what lies beyond is not written
         table[0, part:], table[1, whole:] = -1, -1
     return [bits.tolist(), lists.tolist(), counts.tolist(), *apart]
 
 
+@pytest.mark.parametrize("block_keys", [64, 128])
 @pytest.mark.parametrize("call", CALLS)
-def test_bits_and_lists_say_what_is_seen(call: str, interpreter: Interpreter) -> None:
-    said = interpreter.run(f"import json; import {__name__} as mine; print(json.dumps(mine.tables({call!r})))")
+def test_bits_and_lists_say_what_is_seen(call: str, block_keys: int, interpreter: Interpreter) -> None:
+    ask = f"mine.tables({call!r}, {block_keys})"
+    said = interpreter.run(f"import json; import {__name__} as mine; print(json.dumps({ask}))")
     bits, lists, counts, of_batch, of_head = (*map(torch.tensor, said[:3]), *said[3:])
     (batch, heads, queries, keys), _, _ = CALLS[call]
-    blocks = -(-keys // SIDE)
+    blocks = -(-keys // block_keys)
     seen = seen_in(call)
     for b, h, tile in torch.cartesian_prod(*map(torch.arange, (batch, heads, -(-queries // SIDE)))).tolist():
         table = b * of_batch + h * of_head + tile
         of_kind: tuple[list[int], list[int]] = ([], [])
         rows = min(SIDE, queries - tile * SIDE)
         for block in range(blocks):
-            wanted = seen[b, h, tile * SIDE : (tile + 1) * SIDE, block * SIDE : (block + 1) * SIDE]
+            wanted = seen[b, h, tile * SIDE : (tile + 1) * SIDE, block * block_keys : (block + 1) * block_keys]
             words = bits[table, block]
-            said_seen = torch.stack([(words[key // 32] >> key % 32) & 1 for key in range(SIDE)], 1).bool()
+            said_seen = torch.stack([(words[key // 32] >> key % 32) & 1 for key in range(block_keys)], 1).bool()
             assert torch.equal(said_seen, wanted)
             if wanted.any():
                 of_kind[int(wanted[:rows].all())].append(block)
