@@ -22,7 +22,7 @@ else
   REUSE :=
 endif
 
-.PHONY: help setup check simulate stand-in test test-slow test-gpu lint format docs clean
+.PHONY: help setup check simulate stand-in test test-slow test-all test-gpu lint format docs clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -49,6 +49,9 @@ test: setup ## the quick tests, of large families those of today; ARGS="--day al
 # What a file's tests share is made by one process (loadgroup); the longest tests begin first.
 test-slow: setup ## the tests that take minutes, all; ARGS="--share 0/4": a quarter of them
 	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "slow and not gpu" --timeout 1800 $(ARGS)
+
+test-all: setup ## every test that needs no device: the quick ones of all days, and the slow ones
+	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not gpu" --day all --timeout 1800 $(ARGS)
 
 test-gpu: setup ## the tests that need a device
 	$(RUN)/python -m pytest -q -m gpu $(ARGS)

@@ -14,19 +14,19 @@ from tests.unit.test_graph_backend import Layer
 pytestmark = pytest.mark.gpu
 
 
-def _made(dtype: torch.dtype) -> tuple[Layer, torch.Tensor]:
+def _layer(dtype: torch.dtype) -> tuple[Layer, torch.Tensor]:
     torch.manual_seed(0)
     return Layer(512, 8).to("cuda", dtype), torch.randn(2, 256, 512, device="cuda", dtype=dtype)
 
 
 def _eager(dtype: torch.dtype) -> torch.Tensor:
-    model, x = _made(dtype)
+    model, x = _layer(dtype)
     with torch.no_grad():
         return model(x)
 
 
 def _run(mode: str | None, place: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, graph.Report, Any]:
-    model, x = _made(dtype)
+    model, x = _layer(dtype)
     report = graph.Report()
     torch._dynamo.reset()
     compiled = (

@@ -289,12 +289,12 @@ def test_an_undecided_edit_is_taken_up_again(tmp_path: Path) -> None:
 def test_a_kernel_that_takes_its_arguments_memory_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter holds an argument's memory while a kernel runs, and one that raises leaves it there."""
 
-    class Held:
+    class LostBuffer:
         def untouched(self) -> bool:
             raise RuntimeError("Cannot access data pointer of Storage that is invalid.")
 
     with pytest.raises(judging.ArgumentLost, match="x has no memory") as lost:
-        judging.restore(SimpleNamespace(buffers={"x": Held()}))  # type: ignore[arg-type]
+        judging.restore(SimpleNamespace(buffers={"x": LostBuffer()}))  # type: ignore[arg-type]
 
     def call(*_: object) -> None:
         raise lost.value

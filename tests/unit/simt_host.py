@@ -123,7 +123,7 @@ class EmulatedRuntime:
         self.launched: list[tuple[str, int, int, int]] = []
         self.order = 0
         self._inputs: list[Tensor] = []
-        self._made: list[Tensor] = []
+        self._writable: list[Tensor] = []
         self._libraries: list[ctypes.CDLL] = []
         self._functions: dict[str, Any] = {}
 
@@ -135,7 +135,7 @@ class EmulatedRuntime:
         if not self._libraries:
             return
         regions = [(t.data_ptr(), _extent(t), 0) for t in self._inputs]
-        regions += [(s.data_ptr(), s.nbytes(), 1) for s in (t.untyped_storage() for t in self._made)]
+        regions += [(s.data_ptr(), s.nbytes(), 1) for s in (t.untyped_storage() for t in self._writable)]
         table = (_Region * len(regions))(*regions)
         slots = (ctypes.c_ulonglong * len(args))(
             *[struct.unpack("<I", struct.pack("<f", a))[0] if isinstance(a, float) else a & (2**64 - 1) for a in args]
@@ -168,8 +168,8 @@ class EmulatedRuntime:
     ) -> Any:
         """One call of a launcher, with every buffer registered. ``over``: which inputs it may write."""
         self._inputs = [t for i, t in enumerate(inputs) if isinstance(t, Tensor) and i not in over]
-        self._made = [inputs[i] for i in over]
-        watch: AbstractContextManager[Any] = _Watch(self._made)
+        self._writable = [inputs[i] for i in over]
+        watch: AbstractContextManager[Any] = _Watch(self._writable)
         with watch:
             return kernel(*inputs, where)
 

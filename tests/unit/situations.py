@@ -143,7 +143,7 @@ def _scale(kind: Any) -> None:
         kind.scale = 2.0
 
 
-def _held(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _changed_child(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda m: change(getattr(m, name)) if isinstance(getattr(m, name, None), nn.Module) else None
 
 
@@ -155,13 +155,13 @@ def _parametrized(m: nn.Module) -> None:
 MODULES: dict[str, Callable[[Any], Any]] = {
     "another scale": lambda m: setattr(m, "scale", 5.0),
     "another eps": lambda m: setattr(m, "eps", 0.5),
-    "another slope": _held("act", lambda act: act.__setattr__("beta", 2.0)),
+    "another slope": _changed_child("act", lambda act: act.__setattr__("beta", 2.0)),
     "gradients that are there": lambda m: [p.__setattr__("grad", torch.ones_like(p)) for p in m.parameters()],
-    "a hook of its activation": _held("act", lambda act: act.register_forward_hook(lambda m, i, o: o * 2)),
-    "a hook of its norm": _held("n", lambda n: n.register_forward_pre_hook(lambda m, i: (i[0] + 1,))),
+    "a hook of its activation": _changed_child("act", lambda act: act.register_forward_hook(lambda m, i, o: o * 2)),
+    "a hook of its norm": _changed_child("n", lambda n: n.register_forward_pre_hook(lambda m, i: (i[0] + 1,))),
     "a hook": lambda m: m.register_forward_hook(lambda m, i, o: o * 2),
     "a parametrisation": _parametrized,
-    "a child's parametrisation": _held("a", _parametrized),
+    "a child's parametrisation": _changed_child("a", _parametrized),
     "frozen": lambda m: [p.requires_grad_(False) for p in m.parameters()],
 }
 

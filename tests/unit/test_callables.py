@@ -107,7 +107,7 @@ class Biased(nn.Module):
         return self.bias(x).unsqueeze(1)
 
 
-class Made(Biased):
+class MaskMaker(Biased):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         beside = self.score_bias(x)
@@ -124,16 +124,16 @@ class Given(Biased):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@pytest.mark.parametrize("kind", [Made, Given])
+@pytest.mark.parametrize("kind", [MaskMaker, Given])
 def test_attention_with_a_bias_that_learns_is_not_claimed(kind: type[Biased]) -> None:
     model, x = kind(True), torch.randn(2, 9, 32)
     report = port(model)
     attention_calls = _attention_calls(
-        lambda: model(x, torch.zeros(2, 1, 9, 9, dtype=torch.bool) if kind is Made else None)
+        lambda: model(x, torch.zeros(2, 1, 9, 9, dtype=torch.bool) if kind is MaskMaker else None)
     )
     assert report.calls(1).get("attention", 0) == attention_calls == (kind is Given)
     with torch.no_grad():
-        assert _attention_calls(lambda: model(x)) == 1 and ("attention" in report.maybe()) is (kind is Made)
+        assert _attention_calls(lambda: model(x)) == 1 and ("attention" in report.maybe()) is (kind is MaskMaker)
 
 
 @pytest.mark.parametrize("family", ["parakeet_ctc", "sam"])

@@ -172,7 +172,7 @@ def test_running_out_of_memory_is_raised() -> None:
 
 
 def test_a_probe_that_forgets_a_name_is_noticed() -> None:
-    step = collect.Step("torch", "order", ("sum", "lost"), lambda: [matrix.Found("sum", "pairwise")])
+    step = collect.Step("torch", "order", ("sum", "lost"), lambda: [matrix.Answer("sum", "pairwise")])
     facts = collect.measure([step])
     assert [(f.key, f.value, f.reason) for f in facts] == [
         ("order.sum", "pairwise", None),

@@ -18,7 +18,7 @@ from tests.unit.fingerprint_units import Unit, in_order
 F32 = torch.float32
 
 
-def _probe(unit: Unit, name: str) -> dict[str, matrix.Found]:
+def _probe(unit: Unit, name: str) -> dict[str, matrix.Answer]:
     form = FORMATS[name]
     return {f.name: f for f in matrix.probe_matrix(matrix.summing(unit.multiply, form), form)}
 

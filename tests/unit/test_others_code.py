@@ -291,7 +291,7 @@ def gptq(own: nn.Linear) -> nn.Module:
     return layer
 
 
-MADE: dict[str, Callable[[nn.Linear], nn.Module]] = {
+SUBSTITUTES: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "packed": Packed,
     "bitsandbytes 8": bitsandbytes_8,
     "bitsandbytes 4": bitsandbytes_4,
@@ -305,15 +305,15 @@ def quantise(model: Any, kind: str) -> None:
             own = getattr(layer.mlp, name)
             if kind == "subclass":
                 own.weight = nn.Parameter(Int8(own.weight), requires_grad=False)
-            elif kind in MADE:
-                setattr(layer.mlp, name, MADE[kind](own))
+            elif kind in SUBSTITUTES:
+                setattr(layer.mlp, name, SUBSTITUTES[kind](own))
             else:
                 quantization = pytest.importorskip("torchao.quantization")
                 quantization.quantize_(own, quantization.Int8WeightOnlyConfig())
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["subclass", "torchao", *MADE])
+@pytest.mark.parametrize("kind", ["subclass", "torchao", *SUBSTITUTES])
 def test_quantised_layers_are_left_and_named(kind: str) -> None:
     model, late = build(), build()
     quantise(model, kind)

@@ -21,9 +21,10 @@ import torch
 from ferryman.backends import triton as backend
 from ferryman.backends import triton_reductions, triton_rows
 from ferryman.backends.base import Backend, Target
+from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, CaptureError, CompileError
 from ferryman.porting.aot import groups
-from tests import compiled
+from tests import compiled, families
 
 
 def _nvidia(arch: str, shared: int, units: int) -> Target:
@@ -48,7 +49,8 @@ TARGETS = {
         _amd("gfx1100", 65536, 96, wave=32),
     )
 }
-FAMILIES = ("norm", "activation", "softmax", "rope", "matmul")
+EVERY = tuple(family.name for family in registry.families())
+ROW_FAMILIES = tuple(families.modules("rowops"))  # whose kernels go along rows
 DTYPES = ("float32", "float16", "bfloat16")
 NO_SPILLS = ("sm_80", "sm_90", "gfx942", "gfx950")
 WIDE = (("sm_90", "bfloat16"), ("gfx942", "bfloat16"))  # where it is held that aligned rows are read 16 bytes at a time
@@ -88,11 +90,12 @@ _MATRIX = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.alternate("dtype")
+@pytest.mark.alternate("arch", "dtype", weeks=2)  # rows compile each family daily
 @pytest.mark.parametrize(("arch", "dtype"), _MATRIX)
-def test_the_whole_matrix_compiles(arch: str, dtype: str) -> None:
-    """Every other week each arch in one dtype, in one worker: importing torch and triton costs as much as a family."""
-    judge(arch, worker("compile", arch, dtype, timeout=SLOW_SECONDS))
+@pytest.mark.parametrize("family", EVERY)
+def test_the_whole_matrix_compiles(family: str, arch: str, dtype: str) -> None:
+    """Each family every other week, for one arch in one dtype."""
+    judge(arch, worker("compile", arch, dtype, family, timeout=SLOW_SECONDS))
 
 
 def test_rows_compile_the_matrix_of_the_other_arches() -> None:
@@ -328,8 +331,13 @@ def test_which_reductions_are_lowered_wrongly(lanes: str, operand: str, axis: in
 # ---------------------------------------------------------------------------------------------------- in the worker
 
 
-def sources(arch: str, dtype: str) -> list[backend.Specialisation]:
-    modules = (importlib.import_module(name) for family in FAMILIES for name in groups._modules("triton", family))
+def sources(arch: str, dtype: str, *names: str) -> list[backend.Specialisation]:
+    """What is compiled of these families, or of those whose kernels go along rows."""
+    modules = (
+        importlib.import_module(module)
+        for family in names or ROW_FAMILIES
+        for module in groups._modules("triton", family)
+    )
     return [one for kernels in modules for one in kernels.specialisations(TARGETS[arch], dtype)]
 
 
@@ -359,7 +367,7 @@ def of_rows() -> dict[str, Any]:
     spilling: dict[str, list[str]] = {}
     left: dict[str, list[dict[str, Any]]] = {}
     for arch, known in ROWS.items():
-        by_row = [compiled.by_row(known, "triton", FAMILIES, dtype) for dtype in DTYPES]
+        by_row = [compiled.by_row(known, "triton", ROW_FAMILIES, dtype) for dtype in DTYPES]
         own = [{repr(one): one for one in sources(arch, dtype)} for dtype in DTYPES]
         assert all(own)
         shared = [there[name] for there, here in zip(by_row, own, strict=True) for name in here if name in there]

@@ -332,7 +332,7 @@ def test_a_device_of_which_nothing_was_measured_is_told_of_once(
     monkeypatch.setattr(handler, "handle", records.append)
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     monkeypatch.delenv("FERRYMAN_LOCKFILE")
-    monkeypatch.setattr(lockfile, "_told", set())
+    monkeypatch.setattr(lockfile, "_reported", set())
     settings.forget()
     for name in ("cpu", "h100", "h200", "mi300x", "mi300x"):
         lockfile.tell_untuned(profile(name))
@@ -344,7 +344,7 @@ def test_a_device_of_which_nothing_was_measured_is_told_of_once(
     ]
     records.clear()
     monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
-    monkeypatch.setattr(lockfile, "_told", set())
+    monkeypatch.setattr(lockfile, "_reported", set())
     settings.forget()
     lockfile.tell_untuned(profile("mi300x"))
     assert not records

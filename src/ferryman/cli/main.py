@@ -51,7 +51,6 @@ _EXTRAS = {
     "transformers": "models",
     "jinja2": "report",
     "junitparser": "report",
-    "matplotlib": "report",
     "ray": "fleet",
     "cupy": "cuda13",
     "msgpack": "offline",

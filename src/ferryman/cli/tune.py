@@ -256,12 +256,14 @@ def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes
             }
         )
     else:
-        _print_held(path, validity, holding, grid, known)
+        _print_validity(path, validity, holding, grid, known)
     if not validity.holds:
         raise typer.Exit(1)
 
 
-def _print_held(path: Path, validity: tuning.Held, holding: int, grid: str, known: list[tuning.Covered]) -> None:
+def _print_validity(
+    path: Path, validity: tuning.Validity, holding: int, grid: str, known: list[tuning.Covered]
+) -> None:
     for fact in validity.differing:
         output.say(f"ignored as a whole: {fact}")
     if validity.stale:

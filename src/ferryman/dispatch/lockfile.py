@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("ferryman")
-_told = set[str]()  # profiles of which it was said
+_reported = set[str]()  # profiles of which it was said
 
 
 def _bucket(n: int) -> str:
@@ -115,9 +115,9 @@ def covers(op: str, profile: Profile) -> bool:
 
 def tell_untuned(profile: Profile) -> None:
     """Say once, in one line of the log, that nothing was measured on a device, and what would measure it."""
-    if profile.name in _told or profile.vendor == "cpu":
+    if profile.name in _reported or profile.vendor == "cpu":
         return
-    _told.add(profile.name)
+    _reported.add(profile.name)
     if settings.get("lockfile") is None and settings.get("profile") is None and shipped(profile) is None:
         _LOG.warning(
             "ferryman: nothing was measured on %s, choices are predicted; `ferryman tune --quick` measures them in "

@@ -22,7 +22,7 @@ from ferryman.porting.model.trace import trusted
 
 _HOME = "transformers.masking_utils"
 _NAME = "attention_mask"
-_MADE = ("sdpa", "eager")
+_MASK_MAKERS = ("sdpa", "eager")
 
 
 _known: dict[Any, str] = {}  # a config's class -> the implementation whose masks code beside it expects, "" for none
@@ -35,7 +35,7 @@ def note(model: nn.Module, path: str, config: Any, before: str | None) -> None:
     kinds: list[Any] = [type(model.get_submodule(".".join(parts[:n]))) for n in range(len(parts) + 1)]
     kind: Any = type(config)
     if any(map(_class_works, kinds)):
-        _known[kind] = before if before in _MADE else "sdpa"
+        _known[kind] = before if before in _MASK_MAKERS else "sdpa"
     _known.setdefault(kind, _of_class(kind))
 
 

@@ -61,8 +61,8 @@ def _bias(*shape: int) -> Tensor:
 
 
 # name: (batch, heads, key heads, queries, keys, head_dim, value width), mask, options
-Made = tuple[tuple[int, ...], Callable[[], Tensor], dict[str, Any]]
-MASKS: dict[str, Made] = {
+MaskCase = tuple[tuple[int, ...], Callable[[], Tensor], dict[str, Any]]
+MASKS: dict[str, MaskCase] = {
     "random": ((2, 4, 2, 77, 201, 32, 32), lambda: _seen(2, 4, 77, 201), {}),
     "holes": ((2, 2, 1, 70, 200, 32, 48), lambda: _holes(2, 70, 200), {}),
     "holes, causal, window": ((2, 2, 1, 70, 200, 32, 32), lambda: _holes(2, 70, 200), {"causal": True, "window": 60}),

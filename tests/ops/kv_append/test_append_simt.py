@@ -41,7 +41,7 @@ def checked(runtime: host.EmulatedRuntime, args: tuple[Any, ...], units: int) ->
         given = tuple(over.get(i, a) for i, a in enumerate(args))
         got = runtime.call(simt_kernels.kv_append, given, host.target(runtime.wave, units=units), over=(2, 3))
     finally:
-        runtime._made = []
+        runtime._writable = []
     for result, expected in zip(got, want, strict=True):
         assert torch.equal(_bits(result), _bits(expected)), "another result"
 

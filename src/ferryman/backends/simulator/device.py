@@ -195,18 +195,18 @@ class _Allocations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._held: list[Tensor] = []
+        self._tensors: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for one in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(one, Tensor):
-                self._held.append(one)
+                self._tensors.append(one)
         return result
 
     def regions(self, inputs: list[Region]) -> list[Region]:
         regions: dict[int, Region] = {}
-        for i, tensor in enumerate(self._held):
+        for i, tensor in enumerate(self._tensors):
             storage = tensor.untyped_storage()
             start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
             if end > start and not any(r.start < end and start < r.end for r in inputs):

@@ -43,7 +43,7 @@ class Findings:
     """One finding for each instruction and kind; the rest are counted."""
 
     kernel: str
-    _found: dict[tuple[str, int], Finding] = field(default_factory=dict)
+    _findings: dict[tuple[str, int], Finding] = field(default_factory=dict)
     _counts: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def add(
@@ -59,8 +59,8 @@ class Findings:
     ) -> None:
         key = (kind, instruction.line)
         self._counts[key] = self._counts.get(key, 0) + 1
-        if key not in self._found:
-            self._found[key] = Finding(
+        if key not in self._findings:
+            self._findings[key] = Finding(
                 kind,
                 message,
                 self.kernel,
@@ -74,4 +74,4 @@ class Findings:
             )
 
     def all(self) -> list[Finding]:
-        return [Finding(**{**f.__dict__, "count": self._counts[k]}) for k, f in self._found.items()]
+        return [Finding(**{**f.__dict__, "count": self._counts[k]}) for k, f in self._findings.items()]

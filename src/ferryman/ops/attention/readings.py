@@ -31,7 +31,7 @@ _NAMED = 3
 _EXACT = 1e-9  # of a scale that was measured, relative
 
 
-_TOLD = ("truth", "keep", "hide")
+_MASK_MEANINGS = ("truth", "keep", "hide")
 
 
 _GROUPS = (1, 2, 3), (4, 8, 6, 5, 7, 16)  # query heads for a key head: those that are tried, and those if none does
@@ -88,7 +88,7 @@ def _of_turns(
                         and inner is of_keys is not ONE_BATCH
                         and probed(2, heads=1) is not None
                     )
-                    mean = mask in _TOLD and _blind(block, inner, own, mask, places, groups[0], heads)
+                    mean = mask in _MASK_MEANINGS and _blind(block, inner, own, mask, places, groups[0], heads)
                     only = 1 if inner is not of_keys else 0
                     given = (places, inner, own, outer, group, mask, causal, scale, softcap, one)
                     yield Reading(*given, heads=only, mean=mean, sinks=sinks_of(block), total=_total(block))

@@ -235,11 +235,11 @@ def _with(sampler: Sampler, rows: RowCases, **lines: TensorSpec | None) -> Itera
     for case in sampled_cases(sampled_rows, rows.named, 4, moved_rows)(sampler):
         width = case.args["x"].shape[-1:]
         given = {n: None if line is None else replace(line, shape=width) for n, line in lines.items()}
-        name = " ".join([case.name, *(_told(n, v) for n, v in given.items())])
+        name = " ".join([case.name, *(_layout_name(n, v) for n, v in given.items())])
         yield replace(case, name=name, args={**case.args, **given})
 
 
-def _told(name: str, line: TensorSpec | None) -> str:
+def _layout_name(name: str, line: TensorSpec | None) -> str:
     return f"no {name}" if line is None else f"{name} {line.dtype}"
 
 

@@ -95,10 +95,10 @@ def reasons(row: Row, one: Evidence, replays: Mapping[str, Replay]) -> Reasons:
         yield "swapped", f"its capsule has cells of another backend than {row.backend}: {expected.first_few(others, 1)}"
     wrong = [e for e in of.explained if e.explanation in _REFUTED]
     if wrong:
-        yield "capsule-refuted", f"{len(wrong)} of its recorded results are wrong: {_told(wrong)}"
+        yield "capsule-refuted", f"{len(wrong)} of its recorded results are wrong: {_explanation(wrong)}"
     unsure = [e for e in of.explained if e.explanation == "not judged"]
     if unsure:
-        yield "not-replayed", f"{len(unsure)} of its recorded results could not be judged: {_told(unsure)}"
+        yield "not-replayed", f"{len(unsure)} of its recorded results could not be judged: {_explanation(unsure)}"
     if not any(e.judged for e in of.explained):
         yield "not-replayed", "none of its recorded results was judged"
 
@@ -118,7 +118,7 @@ def note(one: Evidence, replays: Mapping[str, Replay]) -> str | None:
     )
 
 
-def _told(some: Sequence[Explained]) -> str:
+def _explanation(some: Sequence[Explained]) -> str:
     first = some[0]
     detail = f" ({first.detail})" if first.detail else ""
     return f"{first.op}|{first.implementation}|{first.dtype}|{first.case}{detail}"[:400]

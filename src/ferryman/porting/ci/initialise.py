@@ -29,7 +29,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Found:
+class Repository:
     """What a repository has: backends of its kernels, its tests, how it is installed."""
 
     backends: tuple[str, ...]
@@ -83,7 +83,7 @@ def _served(backends: Iterable[str]) -> tuple[str, ...]:
     return tuple(vendors)
 
 
-def search(root: Path) -> Found:
+def search(root: Path) -> Repository:
     """Kernels and tests by what their sources say. Raises MatrixError where there are no tests."""
     try:
         names = provenance.git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
@@ -103,7 +103,7 @@ def search(root: Path) -> Found:
     folders = {n.split("/")[0] for n in tests if "/" in n}
     chosen = tuple(sorted(folders | {n for n in tests if "/" not in n}))
     kernels = tuple(sorted({n for sources in backends.values() for n in sources if not n.endswith(".py")}))
-    return Found(
+    return Repository(
         tuple(b for b in ("triton", "cuda", "hip") if b in backends) or ("torch",), kernels, chosen, _setup(names)
     )
 
@@ -135,7 +135,7 @@ def _setup(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(commands)
 
 
-def matrix_text(repository: Found, vendors: Sequence[str]) -> str:
+def matrix_text(repository: Repository, vendors: Sequence[str]) -> str:
     """The YAML of a first matrix."""
     lines = [
         "# What this repository tests: vendor x device x backend x how (ferryman ci, docs/ci.md of ferryman).",

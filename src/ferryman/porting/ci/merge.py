@@ -136,7 +136,7 @@ class _Row:
             self.notes.append(f"carried from {carried.commit[:12]} of {carried.time}: no change since reaches the row")
         met = verdict == self.row.best and not self.why
         quarantine, verdict, met = self._quarantine(verdict, met)
-        return self._made(chosen, items, verdict, met, quarantine, carried, bool(good))
+        return self._state(chosen, items, verdict, met, quarantine, carried, bool(good))
 
     def _counted(self, items: Sequence[Item]) -> list[Item]:
         """Without what the matrix excuses, or the check itself leaves out when it interprets."""
@@ -281,7 +281,7 @@ class _Row:
         self.why.append(Reason("quarantined", f"until {until}: {asked.reason}; without it the row were {verdict}"))
         return until, "QUARANTINED", False
 
-    def _made(
+    def _state(
         self,
         chosen: Evidence | None,
         items: Sequence[Item],

@@ -19,7 +19,7 @@ from ferryman.errors import BackendUnavailable
 from ferryman.porting.fingerprint import elementwise, integers, matrix
 from ferryman.porting.fingerprint.document import Fact, Fingerprint
 from ferryman.porting.fingerprint.formats import FORMATS, Format
-from ferryman.porting.fingerprint.matrix import Found
+from ferryman.porting.fingerprint.matrix import Answer
 from ferryman.porting.fingerprint.routes import Refused, Route, refusable, torch_integer, torch_routes
 from ferryman.porting.judging.results import environment
 
@@ -36,7 +36,7 @@ class Step:
     route: str
     prefix: str
     names: tuple[str, ...]
-    run: Callable[[], Iterable[Found]]
+    run: Callable[[], Iterable[Answer]]
     format: str = ""
     merged: bool = False  # the names are ops of one fact: they go to the route
 
@@ -44,7 +44,7 @@ class Step:
     def keys(self) -> tuple[str, ...]:
         return (self.prefix,) if self.merged else tuple(f"{self.prefix}.{name}" for name in self.names)
 
-    def fact(self, answer: Found) -> Fact:
+    def fact(self, answer: Answer) -> Fact:
         key = self.prefix if self.merged else f"{self.prefix}.{answer.name}"
         route = f"{self.route} {answer.name}" if self.merged else self.route
         return Fact(
@@ -83,9 +83,9 @@ def _ask(step: Step) -> list[Fact]:
     try:
         answers = list(step.run())
     except (Refused, BackendUnavailable) as error:
-        answers = [Found(name, None, str(error)) for name in step.names]
+        answers = [Answer(name, None, str(error)) for name in step.names]
     missing = [name for name in step.names if name not in {f.name for f in answers}]
-    answers += [Found(name, None, "the probe gave no answer") for name in missing]
+    answers += [Answer(name, None, "the probe gave no answer") for name in missing]
     return [step.fact(f) for f in answers]
 
 
@@ -123,8 +123,8 @@ def _matrix_steps(route: Route) -> list[Step]:
     reduce = matrix.summing(route.multiply, form)
     prefix = f"matrix.{form.key}"
 
-    def step(names: tuple[str, ...], run: Callable[[], Iterable[Found]]) -> Step:
-        def asked() -> Iterable[Found]:
+    def step(names: tuple[str, ...], run: Callable[[], Iterable[Answer]]) -> Step:
+        def asked() -> Iterable[Answer]:
             if form.name == "tf32" and next(iter(matrix.probe_inputs(reduce, form))).value == form.bits:
                 # no TF32 on this device, or not served (ROCm asks for an environment variable)
                 raise Refused("float32 inputs are used whole, so no tf32 unit is at work")
@@ -144,7 +144,7 @@ def _matrix_steps(route: Route) -> list[Step]:
     ]
 
 
-def _overflow(apply: elementwise.Apply, dtype: torch.dtype) -> list[Found]:
+def _overflow(apply: elementwise.Apply, dtype: torch.dtype) -> list[Answer]:
     return [elementwise.probe_overflow(apply, dtype)]
 
 
@@ -187,12 +187,12 @@ def _elementwise_steps(
     return probes
 
 
-def _cast(apply: elementwise.Apply, form: Format) -> Found:
+def _cast(apply: elementwise.Apply, form: Format) -> Answer:
     return _renamed(elementwise.probe_cast_rounding(apply, form.dtype, form.bits), form.name)
 
 
-def _renamed(answer: Found, name: str) -> Found:
-    return Found(name, answer.value, answer.reason, answer.detail)
+def _renamed(answer: Answer, name: str) -> Answer:
+    return Answer(name, answer.value, answer.reason, answer.detail)
 
 
 def _absent(route: str, backend: str, profile: Profile) -> str | None:
@@ -252,10 +252,10 @@ def _simt_steps(place: torch.device, profile: Profile) -> list[Step]:
 
 
 def _not_here(route: str, prefix: str, names: tuple[str, ...], why: str) -> Step:
-    return Step(route, prefix, names, lambda: [Found(name, None, why) for name in names])
+    return Step(route, prefix, names, lambda: [Answer(name, None, why) for name in names])
 
 
-def _sums(place: torch.device) -> Iterator[Found]:
+def _sums(place: torch.device) -> Iterator[Answer]:
     """torch.sum over the rows of a float32 matrix; always as many rows, since their number chooses the kernel."""
     form = FORMATS["float32"]
 

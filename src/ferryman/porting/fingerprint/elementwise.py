@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ferryman.device_profiles.schema import FUNCTIONS
-from ferryman.porting.fingerprint.matrix import Found
+from ferryman.porting.fingerprint.matrix import Answer
 from ferryman.porting.fingerprint.rounding import STEPS, rules_of_sum
 
 Apply = Callable[[str, Tensor, Tensor, Tensor, torch.dtype], Tensor]
@@ -103,7 +103,7 @@ def _expected(function: str) -> tuple[Tensor, Tensor]:
     return exact, ulp
 
 
-def probe_ulp(apply: Apply, function: str) -> Found:
+def probe_ulp(apply: Apply, function: str) -> Answer:
     """The largest error over the sample, in units in the last place of the exact result."""
     x, y = sample(function)
     exact, ulp = _expected(function)
@@ -115,24 +115,24 @@ def probe_ulp(apply: Apply, function: str) -> Found:
     if function == "div":
         detail["by"] = y[worst].item()
     if not error[worst].isfinite():
-        return Found(function, "not finite", None, detail)
-    return Found(function, round(error[worst].item(), 4), None, detail)
+        return Answer(function, "not finite", None, detail)
+    return Answer(function, round(error[worst].item(), 4), None, detail)
 
 
-def probe_contraction(apply: Apply) -> Found:
+def probe_contraction(apply: Apply) -> Answer:
     """a * b + c in one rounding or in two: (1 + 2^-12)^2 - (1 + 2^-11) is 2^-24 fused, and 0 where the product is
     rounded first (a tie, to even)."""
     a = torch.full((4,), 1 + 2.0**-12)
     c = torch.full((4,), -(1 + 2.0**-11))
     got = set(apply("contraction", a, a, c, torch.float32).tolist())
     if got == {2.0**-24}:
-        return Found("contraction", "fused")
+        return Answer("contraction", "fused")
     if got == {0.0}:
-        return Found("contraction", "separate")
-    return Found("contraction", None, f"neither 2^-24 (fused) nor 0 (separate): {sorted(got)}")
+        return Answer("contraction", "separate")
+    return Answer("contraction", None, f"neither 2^-24 (fused) nor 0 (separate): {sorted(got)}")
 
 
-def probe_subnormals(apply: Apply, dtype: torch.dtype, ops: tuple[str, ...]) -> Iterator[Found]:
+def probe_subnormals(apply: Apply, dtype: torch.dtype, ops: tuple[str, ...]) -> Iterator[Answer]:
     """For each op: subnormal operands that give a normal or subnormal result, and normal ones that give a subnormal."""
     normal = torch.finfo(dtype).tiny
     low = normal / 8  # exact, three bits down
@@ -147,14 +147,14 @@ def probe_subnormals(apply: Apply, dtype: torch.dtype, ops: tuple[str, ...]) -> 
         kept = (got == wanted).tolist()
         lost = (got == torch.where(z != 0, z, torch.zeros_like(z))).tolist()
         if all(kept):
-            yield Found(op, "kept")
+            yield Answer(op, "kept")
         elif all(lost):
-            yield Found(op, "flushed")
+            yield Answer(op, "flushed")
         else:
-            yield Found(op, None, f"{got.tolist()} for {wanted.tolist()}")
+            yield Answer(op, None, f"{got.tolist()} for {wanted.tolist()}")
 
 
-def probe_overflow(apply: Apply, dtype: torch.dtype) -> Found:
+def probe_overflow(apply: Apply, dtype: torch.dtype) -> Answer:
     """What a conversion from float32 makes of numbers beyond the largest, of infinities and of NaN."""
     largest = torch.finfo(dtype).max
     x = torch.tensor([largest, largest * 1.25, -largest * 1.25, 1e30, math.inf, -math.inf, math.nan])
@@ -163,7 +163,7 @@ def probe_overflow(apply: Apply, dtype: torch.dtype) -> Found:
     detail: dict[str, object] = {"of": [str(v) for v in x.tolist()], "gives": [str(v) for v in got.tolist()]}
     name = str(dtype).removeprefix("torch.float8_")
     if got[0].item() != largest:
-        return Found(name, None, f"the largest number {largest} became {got[0].item()}", detail)
+        return Answer(name, None, f"the largest number {largest} became {got[0].item()}", detail)
     if beyond.isnan().all():
         value = "nan"
     elif beyond.isinf().all():
@@ -171,13 +171,13 @@ def probe_overflow(apply: Apply, dtype: torch.dtype) -> Found:
     elif bool((beyond.abs() == largest).all()):
         value = "saturate"
     else:
-        return Found(name, None, f"numbers beyond {largest} become {beyond.tolist()}", detail)
+        return Answer(name, None, f"numbers beyond {largest} become {beyond.tolist()}", detail)
     detail["infinity"] = "nan" if infinite.isnan().all() else "inf" if infinite.isinf().all() else "saturate"
     detail["nan"] = "nan" if got[6].isnan() else "a number"
-    return Found(name, value, None, detail)
+    return Answer(name, value, None, detail)
 
 
-def probe_cast_rounding(apply: Apply, dtype: torch.dtype, bits: int) -> Found:
+def probe_cast_rounding(apply: Apply, dtype: torch.dtype, bits: int) -> Answer:
     """How a conversion from float32 rounds, from quarter steps beside 1.5 and -1.5."""
     last = 2.0 ** (1 - bits)
     keys = [(step, negative) for negative in (False, True) for step in STEPS]
@@ -188,5 +188,5 @@ def probe_cast_rounding(apply: Apply, dtype: torch.dtype, bits: int) -> Found:
     rules = rules_of_sum(table)
     name = str(dtype).removeprefix("torch.")
     if len(rules) == 1:
-        return Found(name, rules[0])
-    return Found(name, None, f"no one rule gives these remainders: {list(table.values())}")
+        return Answer(name, rules[0])
+    return Answer(name, None, f"no one rule gives these remainders: {list(table.values())}")

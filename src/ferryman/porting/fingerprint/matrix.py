@@ -31,7 +31,7 @@ LONG, ACTIVE = 4096, 64  # of a long sum 64 terms are placed, evenly spread: eno
 
 
 @dataclass
-class Found:
+class Answer:
     """One measured fact, or the reason why there is none. ``detail`` holds what it was read from."""
 
     name: str
@@ -164,23 +164,23 @@ def fused_places(root: Node) -> tuple[int, int, int] | None:
     return second
 
 
-def probe_order(reduce: Reduce, form: Format, length: int, name: str) -> tuple[Found, Node | None]:
+def probe_order(reduce: Reduce, form: Format, length: int, name: str) -> tuple[Answer, Node | None]:
     """The order of a sum of ``length`` products, from all of them or from ACTIVE that are evenly spread."""
     spacing = 1 if length <= form.terms else length // ACTIVE
     try:
         root = order(reduce, form, length, list(range(0, length, spacing)))
     except Exact:
         span = form.absorber - form.unit
-        return Found(name, "exact", None, {"words": f"exact over {span} bits: the order does not show"}), None
+        return Answer(name, "exact", None, {"words": f"exact over {span} bits: the order does not show"}), None
     except Irregular as finding:
         words = f"no fixed order: {finding}"
         if not _same_everywhere(reduce, form, length, spacing):
             words = "the order depends on the place of the element in the result, or changes from call to call"
-        return Found(name, "irregular", None, {"words": words}), None
+        return Answer(name, "irregular", None, {"words": words}), None
     detail: dict[str, object] = {"words": describe(root, spacing), "terms": length, "spacing": spacing}
     if spacing == 1:
         detail["tree"] = root.notation
-    return Found(name, order_class(root), None, detail), root
+    return Answer(name, order_class(root), None, detail), root
 
 
 def _same_everywhere(reduce: Reduce, form: Format, length: int, spacing: int) -> bool:
@@ -196,7 +196,7 @@ def _same_everywhere(reduce: Reduce, form: Format, length: int, spacing: int) ->
     return True
 
 
-def probe_matrix(reduce: Reduce, form: Format) -> Iterator[Found]:
+def probe_matrix(reduce: Reduce, form: Format) -> Iterator[Answer]:
     """Order of a short sum of products, how many are fused, their alignment, and the accumulator."""
     terms = form.terms
     ordered, root = probe_order(reduce, form, terms, "order")
@@ -204,40 +204,40 @@ def probe_matrix(reduce: Reduce, form: Format) -> Iterator[Found]:
     if root is None:
         why = str(ordered.detail["words"])
         if ordered.value == "exact":
-            yield Found("accumulator_bits", form.absorber - form.unit, None, {"at_least": True})
+            yield Answer("accumulator_bits", form.absorber - form.unit, None, {"at_least": True})
         else:
-            yield Found("accumulator_bits", None, why)
+            yield Answer("accumulator_bits", None, why)
         for name in ("block", "aligned_bits", "aligned_rounding", "accumulator_rounding"):
-            yield Found(name, None, why)
+            yield Answer(name, None, why)
         return
-    yield Found("block", fused(root))
+    yield Answer("block", fused(root))
     together, alignment = fused_places(root), None
     if together is None:
         why = "every addition has two operands: nothing is aligned in common"
-        yield from (Found(name, None, why) for name in ("aligned_bits", "aligned_rounding"))
+        yield from (Answer(name, None, why) for name in ("aligned_bits", "aligned_rounding"))
     else:
         try:
             alignment = width_of_addend(reduce, form, terms, together)
             yield from _width("aligned", alignment, together)
         except Irregular as finding:
-            yield from (Found(name, None, str(finding)) for name in ("aligned_bits", "aligned_rounding"))
+            yield from (Answer(name, None, str(finding)) for name in ("aligned_bits", "aligned_rounding"))
     accumulator = accumulator_places(root)
     if accumulator is None:
         why = f"no partial sum of {terms} terms passes through two additions"
-        yield from (Found(name, None, why) for name in ("accumulator_bits", "accumulator_rounding"))
+        yield from (Answer(name, None, why) for name in ("accumulator_bits", "accumulator_rounding"))
         return
     places, direct = accumulator
     yield from _accumulator("accumulator", reduce, form, terms, places, alignment if direct else None)
 
 
-def probe_long(reduce: Reduce, form: Format, *, terms: int = LONG) -> Iterator[Found]:
+def probe_long(reduce: Reduce, form: Format, *, terms: int = LONG) -> Iterator[Answer]:
     """The order of a long sum: whether it is split, and how the parts are added up."""
     ordered, root = probe_order(reduce, form, terms, f"order_{terms}")
     yield ordered
     places = None if root is None else chain_places(root)
     if places is None:
         why = "the long sum is no chain of partial sums"
-        yield from (Found(name, None, why) for name in ("partial_bits", "partial_rounding"))
+        yield from (Answer(name, None, why) for name in ("partial_bits", "partial_rounding"))
         return
     spacing = terms // ACTIVE
     scaled = (places[0] * spacing, places[1] * spacing, places[2] * spacing)
@@ -246,26 +246,26 @@ def probe_long(reduce: Reduce, form: Format, *, terms: int = LONG) -> Iterator[F
 
 def _accumulator(
     name: str, reduce: Reduce, form: Format, terms: int, places: tuple[int, int, int], beside: Width | None
-) -> Iterator[Found]:
+) -> Iterator[Answer]:
     try:
         yield from _width(name, width_of_sum(reduce, form, terms, places, beside), places)
     except Irregular as finding:
-        yield from (Found(f"{name}_{what}", None, str(finding)) for what in ("bits", "rounding"))
+        yield from (Answer(f"{name}_{what}", None, str(finding)) for what in ("bits", "rounding"))
 
 
-def _width(name: str, width: Width, at: tuple[int, int, int]) -> Iterator[Found]:
+def _width(name: str, width: Width, at: tuple[int, int, int]) -> Iterator[Answer]:
     detail: dict[str, object] = {"places": list(at)}
     if width.at_least:
         detail["at_least"] = True
-    yield Found(f"{name}_bits", width.bits + 1, None, detail)  # the leading bit counts: float32 has 24
+    yield Answer(f"{name}_bits", width.bits + 1, None, detail)  # the leading bit counts: float32 has 24
     if width.at_least:
-        yield Found(f"{name}_rounding", None, "nothing was rounded in the range that was tried")
+        yield Answer(f"{name}_rounding", None, "nothing was rounded in the range that was tried")
         return
     why = None if width.rule else "no one rule gives the remainders in detail"
-    yield Found(f"{name}_rounding", width.rule, why, {"remainders": width.table})
+    yield Answer(f"{name}_rounding", width.rule, why, {"remainders": width.table})
 
 
-def probe_inputs(reduce: Reduce, form: Format) -> Iterator[Found]:
+def probe_inputs(reduce: Reduce, form: Format) -> Iterator[Answer]:
     """How many significand bits of an input survive, and how the rest is rounded: 1.5 + 2^-d, times one."""
 
     def single(values: list[float]) -> list[float]:
@@ -277,12 +277,12 @@ def probe_inputs(reduce: Reduce, form: Format) -> Iterator[Found]:
     wanted = [1.5 + 2.0**-d for d in depths]
     whole = [a == b for a, b in zip(single(wanted), wanted, strict=True)]
     bits = next((d - 1 for d, kept in zip(depths, whole, strict=True) if not kept), form.bits - 1)
-    yield Found("input_bits", bits + 1)
+    yield Answer("input_bits", bits + 1)
     if bits == form.bits - 1:
-        yield Found("input_rounding", None, "inputs are used as they are")
+        yield Answer("input_rounding", None, "inputs are used as they are")
         return
     if bits + 2 > form.bits - 1:
-        yield Found("input_rounding", None, f"quarters of the last of {bits + 1} bits do not fit {form.name}")
+        yield Answer("input_rounding", None, f"quarters of the last of {bits + 1} bits do not fit {form.name}")
         return
     last = 2.0**-bits
     keys = [(step, negative) for negative in (False, True) for step in STEPS]
@@ -292,7 +292,7 @@ def probe_inputs(reduce: Reduce, form: Format) -> Iterator[Found]:
     rules = rules_of_sum(table)
     rule = rules[0] if len(rules) == 1 else None
     why = None if rule else "no one rule gives the remainders in detail"
-    yield Found("input_rounding", rule, why, {"remainders": _named(table)})
+    yield Answer("input_rounding", rule, why, {"remainders": _named(table)})
 
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
@@ -304,20 +304,20 @@ def summing(multiply: Multiply, form: Format) -> Reduce:
     return lambda products: multiply(*factor(products, form))
 
 
-def probe_subnormals(multiply: Multiply, form: Format, result: torch.dtype) -> Iterator[Found]:
+def probe_subnormals(multiply: Multiply, form: Format, result: torch.dtype) -> Iterator[Answer]:
     """Whether a subnormal factor counts, on either side, and whether a subnormal result is kept."""
     left, right = form, form.right
     tiny = [max(f.least + 1, f.normal - 4) for f in (left, right)]
     cases = [(tiny[0], min(-tiny[0], right.most)), (min(-tiny[1], left.most), tiny[1])]
-    yield Found("subnormal_inputs", *_survival(multiply, cases, form.terms))
+    yield Answer("subnormal_inputs", *_survival(multiply, cases, form.terms))
     lowest = torch.finfo(result).tiny  # the smallest normal number
     half = int(torch.frexp(torch.tensor(lowest, dtype=torch.float64)).exponent) - 1 - 4
     if half // 2 < form.normal:
         name = str(result).removeprefix("torch.")
         why = f"no product of normal {form.name} numbers is subnormal in {name}, the result's dtype"
-        yield Found("subnormal_outputs", None, why)
+        yield Answer("subnormal_outputs", None, why)
         return
-    yield Found("subnormal_outputs", *_survival(multiply, [(half // 2, half - half // 2)], form.terms))
+    yield Answer("subnormal_outputs", *_survival(multiply, [(half // 2, half - half // 2)], form.terms))
 
 
 def _survival(multiply: Multiply, cases: Sequence[tuple[int, int]], terms: int) -> tuple[str | None, str | None]:

@@ -143,7 +143,7 @@ class _Cells:
         self, plan: Mapping[str, Any], journal: Journal, progress: Callable[[int, int, str], None] | None
     ) -> None:
         self._plan, self._journal, self._progress = plan, journal, progress
-        self._found: dict[_Key, Cell] = {}
+        self._cells: dict[_Key, Cell] = {}
         self._again: set[str] = set()  # cells whose process died once
         self.seconds: dict[tuple[str, str, str], float] = {}
         self.done: set[Group] = set()
@@ -156,19 +156,19 @@ class _Cells:
             self._keep(entry)
         counts: dict[Group, int] = {}
         for key, group in self._expected.items():
-            counts[group] = counts.get(group, 0) + (key not in self._found)
+            counts[group] = counts.get(group, 0) + (key not in self._cells)
         self.done = {group for group, missing in counts.items() if not missing}
         # of a group that is not whole, all cells run again: its oracle is made anyway
-        self._found = {key: cell for key, cell in self._found.items() if self._expected.get(key) in self.done}
+        self._cells = {key: cell for key, cell in self._cells.items() if self._expected.get(key) in self.done}
         self.resumed = len(self.done)
 
     def cells(self) -> list[Cell]:
-        return list(self._found.values())
+        return list(self._cells.values())
 
     def _keep(self, entry: Sequence[Sequence[Any]]) -> None:
         for text, seconds in entry:
             cell = Cell.model_validate_json(text)
-            self._found.setdefault((cell.op, cell.implementation, cell.dtype, cell.case), cell)
+            self._cells.setdefault((cell.op, cell.implementation, cell.dtype, cell.case), cell)
             if seconds is not None:
                 key = cell.op, cell.dtype, cell.case
                 self.seconds[key] = self.seconds.get(key, 0.0) + seconds
@@ -212,9 +212,9 @@ class _Cells:
                     verdict="NOT_RUN",
                     reason=why,
                 )
-                self._found.setdefault((op, name, dtype, case), cell)
+                self._cells.setdefault((op, name, dtype, case), cell)
         self._tell("lost")
 
     def _tell(self, label: str) -> None:
         if self._progress is not None:
-            self._progress(len(self._found), len(self._expected), label)
+            self._progress(len(self._cells), len(self._expected), label)

@@ -48,17 +48,17 @@ class Stayed:
 
 
 @dataclass
-class Found:
+class Survey:
     candidates: list[Candidate] = field(default_factory=list)
     stayed: list[Stayed] = field(default_factory=list)
 
 
-def find(graph: fx.Graph) -> Found:
+def find(graph: fx.Graph) -> Survey:
     """All candidates of a graph, the largest regions first; none overlaps another."""
     normal = Normal(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     barriers = [order[node] for node in graph.nodes if disturbs(node)]
-    survey, taken = Found(), set[fx.Node]()
+    survey, taken = Survey(), set[fx.Node]()
     refused: dict[tuple[str, str], Stayed] = {}
     for candidate in _proposed(graph, normal, order, taken, refused):
         reason = _obstacle(candidate, order, barriers)

@@ -238,12 +238,12 @@ class Matcher:
             elif p in self.variable and (scaled := self.normal.pool.scaled(scale / weight, t)) in self.normal.nodes:
                 for extended in self._fit(p, scaled, b):
                     yield from self._operands(ps[1:], rest, extended)
-            elif (built := self._made(p, b)) is not None and (
+            elif (built := self._substituted(p, b)) is not None and (
                 self.normal.pool.scaled(weight, built) is self.normal.pool.scaled(scale, t)
             ):
                 yield from self._operands(ps[1:], rest, b)
 
-    def _made(self, p: Term, b: Binding) -> Term | None:
+    def _substituted(self, p: Term, b: Binding) -> Term | None:
         """The pattern's term with the arguments put in, where all are bound: of an argument that is a number times
         something, the number has come out of the means."""
         pool = self.normal.pool
@@ -251,15 +251,15 @@ class Matcher:
             known = b.terms.get(self.variable[p])
             return None if known is None or known.view is not None else known.term
         if p.kind == "mul":
-            factors = [(self._made(t, b), power, False) for t, power in p.args[1]]
+            factors = [(self._substituted(t, b), power, False) for t, power in p.args[1]]
             if any(t is None for t, _, _ in factors):
                 return None
             return pool.product(p.args[0], factors)  # type: ignore[arg-type]
         if p.kind == "add" and p.args[0] == 0.0:
-            operands = [(self._made(t, b), c) for t, c in p.args[1]]
+            operands = [(self._substituted(t, b), c) for t, c in p.args[1]]
             return None if any(t is None for t, _ in operands) else pool.total(0.0, operands)  # type: ignore[arg-type]
         if p.kind == "mean":
-            inner = self._made(p.args[1][0], b)
+            inner = self._substituted(p.args[1][0], b)
             return None if inner is None else mean_of(pool, inner, p.args[0][0])
         return None
 

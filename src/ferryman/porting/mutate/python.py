@@ -13,7 +13,7 @@ from typing import Any
 
 from ferryman.porting.mutate.edits import Edit, Operator
 
-Found = Iterator[tuple[ast.AST, str]]
+Places = Iterator[tuple[ast.AST, str]]
 _REDUCTIONS = ("sum", "max", "min", "reduce", "associative_scan", "cumsum", "xor_sum")
 _ROUNDED = ("load", "store")
 _WAITS = ("wait", "barrier", "fence", "sync", "arrive", "expect")
@@ -79,27 +79,27 @@ def _text(node: ast.AST) -> str:
     return ast.unparse(node)
 
 
-def _masks(node: ast.AST, scope: Scope) -> Found:
+def _masks(node: ast.AST, scope: Scope) -> Places:
     if called(node) in _ROUNDED and isinstance(node, ast.Call):
         kept = [k for k in node.keywords if k.arg not in ("mask", "other")]
         if len(kept) < len(node.keywords):
             yield node, _with(node, keywords=kept)
 
 
-def _conjunct(node: ast.AST, scope: Scope) -> Found:
+def _conjunct(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
         yield node, f"({_text(node.left)})"
         yield node, f"({_text(node.right)})"
 
 
-def _short_by_one(node: ast.AST, scope: Scope) -> Found:
+def _short_by_one(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Lt, ast.LtE)):
         right = node.comparators[0]
         if not isinstance(right, ast.Constant):
             yield right, f"({_text(right)} - 1)"
 
 
-def _turned(node: ast.AST, scope: Scope) -> Found:
+def _turned(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _LESS:
         for side in (node.left, node.comparators[0]):
             if isinstance(side, ast.Constant) and side.value is None:
@@ -107,7 +107,7 @@ def _turned(node: ast.AST, scope: Scope) -> Found:
         yield node, f"({_with(node, ops=[_LESS[type(node.ops[0])]()])})"
 
 
-def _other(node: ast.AST, scope: Scope) -> Found:
+def _other(node: ast.AST, scope: Scope) -> Places:
     if called(node) == "load" and isinstance(node, ast.Call):
         for word in node.keywords:
             if word.arg == "other":
@@ -115,7 +115,7 @@ def _other(node: ast.AST, scope: Scope) -> Found:
                 yield word.value, "1.0" if zero else "0.0"
 
 
-def _narrow_sum(node: ast.AST, scope: Scope) -> Found:
+def _narrow_sum(node: ast.AST, scope: Scope) -> Places:
     narrow = "({}).to(tl.float16).to(tl.float32)"
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name):
         name = node.target.id
@@ -128,7 +128,7 @@ def _narrow_sum(node: ast.AST, scope: Scope) -> Found:
         yield node, f"{_text(node.func)}({', '.join(rest)}).to(tl.float32)"
 
 
-def _cast_dropped(node: ast.AST, scope: Scope) -> Found:
+def _cast_dropped(node: ast.AST, scope: Scope) -> Places:
     """Not one to 64-bit integers, which shows beyond 2^31 elements: no run of a self-test has so many."""
     if not isinstance(node, ast.Call) or not node.args:
         return
@@ -136,14 +136,14 @@ def _cast_dropped(node: ast.AST, scope: Scope) -> Found:
         yield node, f"({_text(node.func.value)})"
 
 
-def _cast_early(node: ast.AST, scope: Scope) -> Found:
+def _cast_early(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)) and _real(node):
         parent = scope.parents.get(node)
         if isinstance(parent, (ast.Assign, ast.BinOp, ast.Call, ast.Return)) and not scope.inside(node, ast.Subscript):
             yield node, f"({_text(node)}).to(tl.float16).to(tl.float32)"
 
 
-def _left_out(node: ast.AST, scope: Scope) -> Found:
+def _left_out(node: ast.AST, scope: Scope) -> Places:
     """``f(x, ..)`` becomes ``x``: a function of one value that was forgotten."""
     skip = (*_REDUCTIONS, *_ROUNDED, *_PLAIN, "to", "where", "dot", "print", "len", "max", "min", "int", "float")
     if isinstance(node, ast.Call) and node.args and called(node) not in skip and not called(node).startswith("static"):
@@ -152,7 +152,7 @@ def _left_out(node: ast.AST, scope: Scope) -> Found:
             yield node, f"({_text(node.args[0])})"
 
 
-def _maximum(node: ast.AST, scope: Scope) -> Found:
+def _maximum(node: ast.AST, scope: Scope) -> Places:
     if called(node) in ("max", "min") and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         yield node, f"({_text(node)} * 0.0)"
     if called(node) in ("maximum", "minimum") and isinstance(node, ast.Call):
@@ -160,14 +160,14 @@ def _maximum(node: ast.AST, scope: Scope) -> Found:
         yield node, f"({_text(node.args[1])})"
 
 
-def _term(node: ast.AST, scope: Scope) -> Found:
+def _term(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)) and not _zero(node.right):
         yield node, f"({_text(node.left)})"
         if isinstance(node.op, ast.Add) and not isinstance(node.right, ast.Constant):
             yield node, f"({_text(node.right)})"
 
 
-def _factor(node: ast.AST, scope: Scope) -> Found:
+def _factor(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
         yield node, f"({_text(node.left)})"
         if isinstance(node.op, ast.Mult):
@@ -176,7 +176,7 @@ def _factor(node: ast.AST, scope: Scope) -> Found:
         yield node, "pass"
 
 
-def _sign(node: ast.AST, scope: Scope) -> Found:
+def _sign(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)) and not _zero(node.right):
         yield node, f"({_with(node, op=ast.Sub() if isinstance(node.op, ast.Add) else ast.Add())})"
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and not _text(node.target).endswith("ptr"):
@@ -185,27 +185,27 @@ def _sign(node: ast.AST, scope: Scope) -> Found:
         yield node, f"({_text(node.operand)})"
 
 
-def _swapped(node: ast.AST, scope: Scope) -> Found:
+def _swapped(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod)):
         yield node, f"({_with(node, left=node.right, right=node.left)})"
     if isinstance(node, ast.Call) and called(node) in ("where", "div_rn", "fdiv") and len(node.args) >= 2:
         yield node, _with(node, args=[*node.args[:-2], node.args[-1], node.args[-2]])
 
 
-def _stride(node: ast.AST, scope: Scope) -> Found:
+def _stride(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         other = scope.like(node.id)
         if other is not None and not isinstance(scope.parents.get(node), ast.Compare):
             yield node, other
 
 
-def _program(node: ast.AST, scope: Scope) -> Found:
+def _program(node: ast.AST, scope: Scope) -> Places:
     if called(node) == "program_id" and isinstance(node, ast.Call) and node.args:
         axis = node.args[0].value if isinstance(node.args[0], ast.Constant) else 0
         yield node, f"{_text(node.func)}({1 if axis == 0 else 0})"
 
 
-def _constant(node: ast.AST, scope: Scope) -> Found:
+def _constant(node: ast.AST, scope: Scope) -> Places:
     if not isinstance(node, ast.Constant) or isinstance(node.value, bool) or not isinstance(node.value, (int, float)):
         return
     parent = scope.parents.get(node)
@@ -218,12 +218,12 @@ def _constant(node: ast.AST, scope: Scope) -> Found:
         yield node, str(node.value + 1)
 
 
-def _wait(node: ast.AST, scope: Scope) -> Found:
+def _wait(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.Expr) and any(w in called(node.value) for w in _WAITS):
         yield node, "pass"
 
 
-def _part(node: ast.AST, scope: Scope) -> Found:
+def _part(node: ast.AST, scope: Scope) -> Places:
     """Half of the last dimension is left out of a reduction; the first or the last step of a loop over blocks is."""
     if called(node) in ("sum", "max") and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         x = _text(node.args[0])
@@ -237,7 +237,7 @@ def _part(node: ast.AST, scope: Scope) -> Found:
             yield args[1], f"({_text(args[1])} - {_text(args[2])})"
 
 
-def _statement(node: ast.AST, scope: Scope) -> Found:
+def _statement(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.Expr) and called(node.value) == "store":
         yield node, "pass"
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -248,7 +248,7 @@ def _statement(node: ast.AST, scope: Scope) -> Found:
         yield node, "pass"
 
 
-def _branch(node: ast.AST, scope: Scope) -> Found:
+def _branch(node: ast.AST, scope: Scope) -> Places:
     if isinstance(node, ast.If) and "INTERPRET" not in _text(node.test):
         yield node.test, f"(not ({_text(node.test)}))"
     if isinstance(node, ast.Call):

@@ -13,7 +13,7 @@ from ferryman.ops.primitive import Primitive
 
 
 @dataclass(frozen=True)
-class Held:
+class Validity:
     """``differing``: facts of the stamp that rule the file out. ``stale``: entries that do not hold, and why.
 
     failed: candidates of the entries that hold which failed when they were measured, and how.
@@ -29,7 +29,7 @@ class Held:
         return self.entries > 0 and not self.differing and not self.stale
 
 
-def check(path: Path, profile: Profile) -> Held:
+def check(path: Path, profile: Profile) -> Validity:
     """Compare a lockfile with this machine. Raises LockfileError for a damaged one."""
     document = lockfile_document.load(path)
     current, stale = lockfile_document.holding(document)
@@ -41,7 +41,7 @@ def check(path: Path, profile: Profile) -> Held:
         for c in entry.candidates
         if c.failed
     ]
-    return Held(count, lockfile_document.differing(document, profile), stale, failed)
+    return Validity(count, lockfile_document.differing(document, profile), stale, failed)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def tune(
     chosen = [registry.primitive(name) for name in dict.fromkeys(ops or registry.primitives())]
     known_implementations(implementations)
     lockfile_document.writable(path, profile)  # else it would be found after the work
-    current = {} if again else _held(path)
+    current = {} if again else _entries_of(path)
     cells, outcomes = [], []
     for op in chosen:
         names = candidates_of(op, profile, implementations)
@@ -182,7 +182,7 @@ def known_implementations(names: Sequence[str] | None) -> None:
         registry.check_requested(name)
 
 
-def _held(path: Path) -> dict[tuple[str, str, str], Entry]:
+def _entries_of(path: Path) -> dict[tuple[str, str, str], Entry]:
     """What the lockfile has that still holds, by op, region, and case with dtype."""
     if not path.exists():
         return {}

@@ -30,7 +30,7 @@ _CAPPED = {
     **_ATTENTION,
     "softcap": 20.0,
 }
-FOUND: dict[str, tuple[str, str, dict[str, Any], torch.dtype]] = {
+LEAST_CASES: dict[str, tuple[str, str, dict[str, Any], torch.dtype]] = {
     # elementwise PyTorch keeps a permuted input's strides; every output is declared contiguous
     "definition keeps a permuted input's strides": (
         "add_rms_norm",
@@ -147,9 +147,9 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], torch.dtype]] = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", LEAST_CASES)
 def test_it_stays_mended(name: str) -> None:
-    op, implementation, args, dtype = FOUND[name]
+    op, implementation, args, dtype = LEAST_CASES[name]
     primitive, case = registry.primitive(op), Case("found", args)
     for seed in range(3):
         prepared = prepare(primitive, case, dtype, CPU, seed)
@@ -193,7 +193,7 @@ def test_triton_s_stay_mended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_one_of_these_cases_can_fail() -> None:
     """A NaN, a wrong stride or a zero in its place is seen in each."""
-    for op, implementation, args, dtype in FOUND.values():
+    for op, implementation, args, dtype in LEAST_CASES.values():
         primitive, case = registry.primitive(op), Case("found", args)
         kernel = registry.launcher(serving(op, implementation))
 

@@ -25,7 +25,7 @@ def _soft(x: Tensor, scale: float = 1.702) -> Tensor:
     return x * torch.sigmoid(scale * x)
 
 
-class Held(nn.Module):
+class WithFunction(nn.Module):
     def __init__(self, act: Any) -> None:
         super().__init__()
         self.a, self.act = nn.Linear(8, 16), act
@@ -34,7 +34,7 @@ class Held(nn.Module):
         return self.act(self.a(x))
 
 
-class Child(Held):
+class Child(WithFunction):
     def forward(self, x: Tensor) -> Any:
         return 2 * super().forward(x)
 
@@ -58,7 +58,7 @@ def _ops(model: nn.Module, *given: Tensor) -> tuple[set[str], Any]:
     "act", [types.MethodType(_bend, object()), functools.partial(_soft, scale=1.0), lambda x: functional.relu(x)]
 )
 def test_a_held_function_is_served_while_it_is_the_one(act: Any) -> None:
-    model = Held(act)
+    model = WithFunction(act)
     ferryman.port(model)
     x = torch.randn(3, 8)
     ops, result = _ops(model, x)
@@ -71,7 +71,7 @@ def test_a_held_function_is_served_while_it_is_the_one(act: Any) -> None:
 
 
 def test_what_a_partial_keeps_may_change_in_place() -> None:
-    model = Held(functools.partial(_soft, scale=1.0))
+    model = WithFunction(functools.partial(_soft, scale=1.0))
     ferryman.port(model)
     x = torch.randn(3, 8)
     model.act.keywords["scale"] = 3.0
@@ -85,7 +85,7 @@ def test_a_class_above_may_get_another_forward(monkeypatch: pytest.MonkeyPatch) 
     ferryman.port(model)
     x = torch.randn(3, 8)
     assert "bias_act" in _ops(model, x)[0]
-    monkeypatch.setattr(Held, "forward", lambda self, x: x)
+    monkeypatch.setattr(WithFunction, "forward", lambda self, x: x)
     assert torch.equal(_ops(model, x)[1], 2 * x)
 
 
