@@ -28,6 +28,7 @@ from ferryman.porting.bench.compare import Change, compare, regressed
 from ferryman.porting.bench.document import Benchmark, Condition
 from ferryman.porting.judging import results
 from ferryman.porting.report import bench as report
+from ferryman.porting.report import plots
 from tests.cli.run import ferryman
 
 CPU = torch.device("cpu")
@@ -613,6 +614,7 @@ def test_samples_become_ranges() -> None:
 # -------------------------------------------------------------------------------------------------------- rendering
 
 
+@pytest.mark.skipif(not plots.available(), reason="no matplotlib")
 def test_plots_stand_alone() -> None:
     svgs = report.figures(document_of({"triton": STILL, "cuda": STILL}))
     assert set(svgs) == {"share-of-the-roofline-reached", "time-against-the-least-possible-time", "key"}

@@ -57,6 +57,7 @@ OTHERWISE = {
     "porting/mutate/python.py": {"'mask'", "'rows'"},  # of Triton's loads; how names end
     "porting/mutate/rewrites.py": {"chunk"},
     "porting/report/markdown.py": {"'rows'"},
+    "porting/report/plots.py": {"alpha"},  # matplotlib's
 }
 # Parameters of any op that makes a tensor: as strings, too, they are nobody's.
 EVERY_TENSORS = {"dtype", "device", "layout", "shape"}

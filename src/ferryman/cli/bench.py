@@ -22,6 +22,7 @@ from ferryman.porting.fleet import timed as fleet
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging import results
 from ferryman.porting.report import bench as report
+from ferryman.porting.report import plots
 from ferryman.porting.running.process import placed
 
 _RIGHT = tuple(c for c in report.columns() if c.startswith(("us", "of")) or c in ("spread", "GB/s", "TFLOP/s"))
@@ -176,8 +177,9 @@ def _write_documents(path: Path, document: benchmark.Benchmark) -> None:
 
 def _write(path: Path, document: benchmark.Benchmark) -> None:
     _write_documents(path, document)
-    for name, svg in report.figures(document).items():
-        documents.write(path.with_name(f"{path.stem}-{name}.svg"), svg)
+    if plots.available():
+        for name, svg in report.figures(document).items():
+            documents.write(path.with_name(f"{path.stem}-{name}.svg"), svg)
 
 
 def _show(document: benchmark.Benchmark, as_json: bool) -> None:

@@ -51,6 +51,7 @@ _EXTRAS = {
     "transformers": "models",
     "jinja2": "report",
     "junitparser": "report",
+    "matplotlib": "report",
     "ray": "fleet",
     "cupy": "cuda13",
     "msgpack": "offline",

@@ -161,7 +161,7 @@ def change_rows(changes: Sequence[Change]) -> list[list[str]]:
 
 
 def figures(document: Benchmark) -> dict[str, str]:
-    """The report's roofline plots as SVG files by name."""
+    """The report's roofline plots as SVG files by name. Raises BackendUnavailable without matplotlib."""
     timings = [
         _timing(document, cell, times)
         for cell in document.cells

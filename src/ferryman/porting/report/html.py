@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -18,18 +18,19 @@ _HERE = "ferryman.porting.report"
 
 @dataclass(frozen=True)
 class Pictures:
-    """The plots and the keys to them."""
+    """The plots, or why there are none."""
 
-    reduction_key: str
-    roofline_key: str
-    distribution: list[plots.Plot]
-    reduction: list[plots.Plot]
-    roofline: list[plots.Plot]
-    binned: bool
+    reduction_key: str = ""
+    roofline_key: str = ""
+    distribution: list[plots.Plot] = field(default_factory=list)
+    reduction: list[plots.Plot] = field(default_factory=list)
+    roofline: list[plots.Plot] = field(default_factory=list)
+    note: str = ""
+    binned: bool = False
 
 
 def html(document: Results, progress: Callable[[int, int, str], None] | None = None) -> str:
-    """The page. Without jinja2 BackendUnavailable is raised.
+    """The page. Without matplotlib it says so in the place of the plots; without jinja2 BackendUnavailable is raised.
 
     progress(done, total, label) is called after each plot.
     """
@@ -111,6 +112,8 @@ def headline(document: Results) -> str:
 
 
 def _pictures(document: Results, progress: Callable[[int, int, str], None] | None) -> Pictures:
+    if not plots.available():
+        return Pictures(note="The plots are left out: matplotlib is not installed (pip install 'ferryman[report]').")
     ops = len({c.op for c in document.cells})
     names = plots.implementations(document)
     done = 0
@@ -155,7 +158,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["commas"] = lambda n: f"{n:,}"
-    # the plots escape their own text
+    # the plots' own text goes through matplotlib, which escapes it
     environment.filters["svg"] = Markup
     style = (resources.files(_HERE) / "templates" / "report.css").read_text("utf-8")
     page = environment.get_template(template).render(css=Markup(style), **values)

@@ -1,4 +1,4 @@
-"""The HTML report's plots, as SVG that follows the page's colours.
+"""The HTML report's plots, as SVG that follows the page's colours. matplotlib comes with the extra ``report``.
 
 Each plot is small enough to be read at 360 pixels, and the page lays them out in a grid. Text stays text (a browser's
 font, searchable), colours are the page's variables (light, dark, print), and equal data give equal bytes.
@@ -9,33 +9,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ferryman.porting.judging.results import Cell, Results, Timing
 from ferryman.porting.report.bins import Bins, bins
 from ferryman.porting.report.drawing import (
     BAD,
-    BOUND,
     DASHES,
     GRID,
     MARKERS,
     SERIES,
     TEXT,
-    WIDTH,
-    Frame,
-    Picture,
-    Tick,
+    canvas,
+    drawing,
     dtypes_of,
-    frame,
-    powers,
+    element,
     style_of,
-    width_of,
 )
 from ferryman.porting.report.text import WRONG, seconds, short
 
 _FLOOR = 2.0**-10  # errors below a thousandth of the bound are one bin
 _FAR = 2.0**10  # errors beyond a thousand bounds are at the edge
 _RARE = 7.0  # decades that a ridge's height spans
-_ROW, _BELOW = 14.4, 32.0  # points of a line of errors; of the axis, and a rim above
+
+
+def available() -> bool:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -82,49 +85,51 @@ def distribution(document: Results, edges: Sequence[float] | None, advance: Call
 
 
 def _ridges(name: str, op: str, cells: Sequence[Cell], names: Sequence[str], edges: Sequence[float] | None) -> str:
-    lines: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        lines.setdefault((cell.implementation, cell.dtype), []).append(cell)
     rows = [
-        (i, d, lines[i, d])
+        (i, d, [c for c in cells if (c.implementation, c.dtype) == (i, d)])
         for i in dict.fromkeys(c.implementation for c in cells)
-        for d in dtypes_of({dtype for implementation, dtype in lines if implementation == i})
+        for d in dtypes_of({c.dtype for c in cells if c.implementation == i})
     ]
-    top = _FAR if any((c.ratio or 0.0) > 1 for c in cells) else 4.0
-    labels = [f"{i} {short(d)}" for i, d, _ in reversed(rows)]
-    title = f"Errors of {op} against the bound, by implementation and dtype"
-    height = _BELOW + _ROW * (len(rows) + 0.1)
-    plot = frame(name, title, height, (_FLOOR, top), (-0.1, len(rows)), labels, logarithmic=(True, False))
-    draw = plot.picture
-    plot.beside([(y + 0.15, label) for y, label in enumerate(labels)])
-    for y, (implementation, _, mine) in enumerate(reversed(rows)):
-        colour = SERIES[style_of(implementation, names)]
-        binned = None if edges is None else bins(mine, edges)
-        draw.line([(plot.x.start, plot.y(y)), (plot.x.end, plot.y(y))], GRID, 0.4)
-        if binned is not None:
-            _ridge(plot, y, binned, colour, max(c.ratio or 0.0 for c in mine))
-        ratios = [min(max(c.ratio or 0.0, _FLOOR), _FAR) for c in mine]
-        if binned is None:
-            for ratio in sorted({r for r in ratios if r <= 1}):
-                draw.mark("tick", plot.x(ratio), plot.y(y + 0.3), 7, colour, 0.8)
-        elif max(ratios) <= 1:
-            draw.mark("tick", plot.x(max(ratios)), plot.y(y + 0.18), 5, TEXT, 1.2)
-        for ratio in sorted({r for r in ratios if 1 < r < _FAR}):
-            draw.mark("cross", plot.x(ratio), plot.y(y + 0.3), 4, BAD)
-        if _FAR in ratios:
-            draw.mark("right", plot.x(_FAR), plot.y(y + 0.3), 4, BAD)
-    draw.line([(plot.x(1.0), plot.y.start), (plot.x(1.0), plot.y.end)], BAD, 1.0, BOUND)
-    plot.below(_error_ticks(top), "error / bound")
-    return draw.svg()
+    with drawing(name):
+        figure, axes = canvas(0.75 + 0.2 * len(rows))
+        top = _FAR if any((c.ratio or 0.0) > 1 for c in cells) else 4.0
+        for y, (implementation, _, mine) in enumerate(reversed(rows)):
+            colour = SERIES[style_of(implementation, names)]
+            binned = None if edges is None else bins(mine, edges)
+            axes.axhline(y, color=GRID, linewidth=0.4, zorder=1)
+            if binned is not None:
+                _ridge(axes, y, binned, colour, max(c.ratio or 0.0 for c in mine))
+            ratios = [min(max(c.ratio or 0.0, _FLOOR), _FAR) for c in mine]
+            right = [r for r in ratios if r <= 1]
+            wrong = [r for r in ratios if 1 < r < _FAR]
+            if binned is None:
+                axes.plot(right, [y + 0.3] * len(right), "|", color=colour, markersize=7, markeredgewidth=0.8)
+            elif len(right) == len(ratios):
+                axes.plot([max(right)], [y + 0.18], "|", color=TEXT, markersize=5, markeredgewidth=1.2, zorder=4)
+            axes.plot(wrong, [y + 0.3] * len(wrong), "x", color=BAD, markersize=4, zorder=4)
+            if _FAR in ratios:
+                axes.plot([_FAR], [y + 0.3], ">", color=BAD, markersize=4, clip_on=False, zorder=4)
+        axes.axvline(1.0, color=BAD, linewidth=1.0, linestyle=(0, (3, 1.5)), zorder=3)
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(_FLOOR, top)
+        axes.set_ylim(-0.1, len(rows))
+        axes.set_yticks(range(len(rows)), [f"{i} {short(d)}" for i, d, _ in reversed(rows)], va="bottom")
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        _error_ticks(axes, top)
+        axes.set_xlabel("error / bound")
+        return element(figure, name, f"Errors of {op} against the bound, by implementation and dtype")
 
 
-def _error_ticks(top: float) -> list[Tick]:
+def _error_ticks(axes: Any, top: float) -> None:
     if top < _FAR:
-        return [(_FLOOR, "<0.001"), (2.0**-6, "1/64"), (2.0**-3, "1/8"), (1.0, "1")]
-    return [(_FLOOR, "<0.001"), (2.0**-5, "1/32"), (1.0, "1"), (2.0**5, "32"), (_FAR, ">1000")]
+        axes.set_xticks([_FLOOR, 2.0**-6, 2.0**-3, 1.0], ["<0.001", "1/64", "1/8", "1"])
+    else:
+        axes.set_xticks([_FLOOR, 2.0**-5, 1.0, 2.0**5, _FAR], ["<0.001", "1/32", "1", "32", ">1000"])
+    axes.minorticks_off()
 
 
-def _ridge(plot: Frame, y: float, binned: Bins, colour: str, worst: float) -> None:
+def _ridge(axes: Any, y: float, binned: Bins, colour: str, worst: float) -> None:
     """Steps whose height is the logarithm of the share of elements, so that a single wrong one shows."""
     total = sum(count for _, _, count in binned)
     merged: dict[tuple[float, float], int] = {}
@@ -132,21 +137,22 @@ def _ridge(plot: Frame, y: float, binned: Bins, colour: str, worst: float) -> No
         key = (0.0, _FLOOR) if high <= _FLOOR * 1.0001 else (low, high)
         merged[key] = merged.get(key, 0) + count
     furthest = max((low for (low, _), count in merged.items() if count), default=0.0)
-    for beyond in (False, True):
-        steps: list[tuple[float, float]] = []
+    for side in (False, True):
+        xs: list[float] = []
+        heights: list[float] = []
         for (low, high), count in merged.items():
-            if (low >= 0.9999) is not beyond or low > furthest:
+            if (low >= 0.9999) is not side or low > furthest:
                 continue
-            left, right = max(low, _FLOOR), min(high if math.isfinite(high) else max(worst, low), plot.x.high)
+            left, right = max(low, _FLOOR / 2), min(high if math.isfinite(high) else max(worst, low), _FAR * 2)
             share = count / total if total else 0.0
             height = 0.85 * max(1 + math.log10(share) / _RARE, 0.05) if share > 0 else 0.0
-            steps += [(plot.x(min(left, plot.x.high)), plot.y(y + height)), (plot.x(right), plot.y(y + height))]
-        if any(at < plot.y(y) for _, at in steps):
-            outline = [(steps[0][0], plot.y(y)), *steps, (steps[-1][0], plot.y(y))]
-            if beyond:
-                plot.picture.hatch(outline)
-            else:
-                plot.picture.area(outline, colour)
+            xs += [left, right]
+            heights += [y + height] * 2
+        if any(h > y for h in heights):
+            style = {"facecolor": "none", "hatch": "//////", "edgecolor": BAD} if side else {"facecolor": colour}
+            axes.fill_between(
+                xs, y, heights, linewidth=0.6 if side else 0, alpha=1.0 if side else 0.75, zorder=2, **style
+            )
 
 
 def against_reduction(document: Results, advance: Callable[[], None]) -> list[Plot]:
@@ -166,53 +172,72 @@ def _growth(name: str, op: str, cells: Sequence[Cell], names: Sequence[str]) -> 
     for cell in cells:
         of = worst.setdefault((cell.implementation, cell.dtype), {})
         of[cell.reduction or 0] = max(of.get(cell.reduction or 0, 0.0), cell.ratio or 0.0)
-    ks = sorted({k for of in worst.values() for k in of})
-    lowest = max(min(min(of.values()) for of in worst.values()) / 2, _FLOOR)
-    highest = max(2.0, min(max(max(of.values()) for of in worst.values()), _FAR) * 2)
-    bounds = powers(lowest, highest, 6, lambda v: (f"{v:g}" if v < _FAR else ">1000") if v >= 1 else f"1/{1 / v:.0f}")
-    title = f"Worst error of {op} against the number of terms summed"
-    rim = (ks[-1] / ks[0]) ** 0.04
-    across, up = (ks[0] / rim, ks[-1] * rim), (lowest, highest)
-    labels = [label for _, label in bounds]
-    plot = frame(name, title, 165.6, across, up, labels, logarithmic=(True, True), upright=True)
-    draw = plot.picture
-    plot.beside(bounds, grid=True)
-    plot.upright("worst error / bound")
-    for (implementation, dtype), of in worst.items():
-        style = style_of(implementation, names)
-        points = {k: (plot.x(k), plot.y(min(max(of[k], _FLOOR), _FAR))) for k in sorted(of)}
-        draw.line(list(points.values()), SERIES[style], 0.9, DASHES.get(dtype, ""))
-        for k, (x, y) in points.items():
-            draw.mark(MARKERS[style], x, y, 3, SERIES[style])
-            if of[k] > 1:
-                draw.mark("cross", x, y, 7, BAD, 1.2)
-    draw.line([(plot.x.start, plot.y(1.0)), (plot.x.end, plot.y(1.0))], BAD, 1.0, BOUND)
-    terms = powers(ks[0], ks[-1], 6, lambda k: f"{k:,.0f}" if k < 10_000 else f"{k / 1024:.0f}k")
-    plot.below(terms, "K, terms summed")
-    return draw.svg()
+    with drawing(name):
+        figure, axes = canvas(2.3)
+        for (implementation, dtype), of in worst.items():
+            style = style_of(implementation, names)
+            ks = sorted(of)
+            shown = [min(max(of[k], _FLOOR), _FAR) for k in ks]
+            axes.plot(
+                ks,
+                shown,
+                color=SERIES[style],
+                marker=MARKERS[style],
+                markersize=3,
+                linewidth=0.9,
+                linestyle=DASHES.get(dtype, "-"),
+            )
+            wrong = [k for k in ks if of[k] > 1]
+            axes.plot(
+                wrong,
+                [min(of[k], _FAR) for k in wrong],
+                "x",
+                color=BAD,
+                markersize=7,
+                markeredgewidth=1.2,
+                zorder=4,
+            )
+        axes.axhline(1.0, color=BAD, linewidth=1.0, linestyle=(0, (3, 1.5)))
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        lowest = min(min(of.values()) for of in worst.values())
+        highest = max(max(of.values()) for of in worst.values())
+        axes.set_ylim(max(lowest / 2, _FLOOR), max(2.0, min(highest, _FAR) * 2))
+        axes.xaxis.set_major_formatter(lambda k, _: f"{k:,.0f}" if k < 10_000 else f"{k / 1024:.0f}k")
+        axes.yaxis.set_major_formatter(lambda v, _: (f"{v:g}" if v < _FAR else ">1000") if v >= 1 else f"1/{1 / v:.0f}")
+        axes.minorticks_off()
+        axes.grid(True, axis="y")
+        axes.set_xlabel("K, terms summed")
+        axes.set_ylabel("worst error / bound")
+        return element(figure, name, f"Worst error of {op} against the number of terms summed")
 
 
 def key(name: str, names: Sequence[str], dtypes: Sequence[str]) -> str:
     """The colours, markers and dashes of a section's plots, once."""
+    lines = dtypes_of(set(dtypes))
     if not names:
         return ""
-    lines = dtypes_of(set(dtypes))
-    draw = Picture(name, f"Key: {', '.join([*names, *map(short, lines)])}", 0.0)
-    x, y = 2.0, 10.0
-    for text, implementation in [*((n, True) for n in names), *((d, False) for d in lines)]:
-        shown = text if implementation else short(text)
-        wide = 20 + width_of(shown)
-        if x > 2.0 and x + wide > WIDTH:
-            x, y = 2.0, y + 14.0
-        if implementation:
-            style = style_of(text, names)
-            draw.mark(MARKERS[style], x + 7, y - 3, 5, SERIES[style])
-        else:
-            draw.line([(x, y - 3), (x + 14, y - 3)], TEXT, 1.2, DASHES.get(text, ""))
-        draw.text(x + 18, y, shown, room=WIDTH - x - 18)
-        x += wide + 10
-    draw.height = y + 5
-    return draw.svg()
+    with drawing(name):
+        from matplotlib.lines import Line2D
+
+        handles = [
+            Line2D(
+                [],
+                [],
+                color=SERIES[style_of(n, names)],
+                marker=MARKERS[style_of(n, names)],
+                markersize=5,
+                linewidth=0,
+                label=n,
+            )
+            for n in names
+        ]
+        handles += [Line2D([], [], color=TEXT, linestyle=DASHES.get(d, "-"), label=short(d)) for d in lines]
+        columns = 3
+        figure, axes = canvas(0.22 * math.ceil(len(handles) / columns) + 0.05)
+        axes.set_axis_off()
+        axes.legend(handles=handles, ncols=columns, loc="center left", fontsize=8, borderpad=0, columnspacing=1.2)
+        return element(figure, name, f"Key: {', '.join([*names, *map(short, lines)])}")
 
 
 def roofline(document: Results) -> list[Plot]:
@@ -237,57 +262,76 @@ def _narrowest(timings: Sequence[Timing]) -> list[Timing]:
     return list(best.values())
 
 
-def _decades(low: float, high: float) -> list[Tick]:
-    """Times of one digit from ``low`` to ``high``: powers of ten, and 2 and 5 of them where that are few."""
-    steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    values = [step * 10.0**e for e in exponents for step in steps]
-    return [(v, seconds(v)) for v in values if low <= v * 1.000001 and v <= high * 1.000001]
-
-
 def _dots(name: str, timings: Sequence[Timing], names: Sequence[str], full: float | None) -> str:
     """One line per op; with ``full``, per cent of the roofline, otherwise the time."""
     ops = list(dict.fromkeys(t.op for t in timings))
-    values = [t.seconds for t in timings]
-    most = max([105.0, *(1.05 * (t.percent_of_roofline or 0.0) for t in timings)])
-    across = (min(values) / 1.3, max(values) * 1.3) if full is None else (0.0, most)
-    title = "Time of each op, by implementation" if full is None else "Per cent of the roofline"
-    height = _BELOW + 13.7 * len(ops)
-    plot = frame(name, title, height, across, (len(ops) - 0.5, -0.5), ops, logarithmic=(full is None, False), size=7)
-    plot.beside(list(enumerate(ops)), 7, grid=True)
-    if full is None:
-        plot.below(_decades(*across), "time")
-    else:
-        plot.below(
-            [(float(v), str(v)) for v in range(0, int(most) + 1, 20 * math.ceil(most / 150))], "% of the roofline"
+    with drawing(name):
+        from matplotlib.ticker import LogLocator
+
+        figure, axes = canvas(0.6 + 0.19 * len(ops))
+        for t in _narrowest(timings):
+            style = style_of(t.implementation, names)
+            value = t.seconds if full is None else t.percent_of_roofline
+            y = ops.index(t.op) + (style - 2) * 0.11  # side by side where they coincide
+            axes.plot([value], [y], MARKERS[style], color=SERIES[style], markersize=4)
+        axes.set_ylim(len(ops) - 0.5, -0.5)
+        axes.set_yticks(range(len(ops)), ops, fontsize=7)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(True, axis="y")
+        if full is None:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda v, _: seconds(v))
+            axes.minorticks_off()
+            values = [t.seconds for t in timings]
+            axes.set_xlim(min(values) / 1.3, max(values) * 1.3)
+            close = max(values) < 100 * min(values)
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if close else (1.0,)))
+            axes.set_xlabel("time")
+        else:
+            axes.axvline(full, color=TEXT, linewidth=1.0, linestyle=(0, (3, 1.5)))
+            axes.set_xlim(0, max(105.0, *(1.05 * (t.percent_of_roofline or 0.0) for t in timings)))
+            axes.set_xlabel("% of the roofline")
+        return element(
+            figure, name, "Time of each op, by implementation" if full is None else "Per cent of the roofline"
         )
-        plot.picture.line([(plot.x(full), plot.y.start), (plot.x(full), plot.y.end)], TEXT, 1.0, BOUND)
-    for t in _narrowest(timings):
-        style = style_of(t.implementation, names)
-        value = t.seconds if full is None else t.percent_of_roofline or 0.0
-        y = ops.index(t.op) + (style - 2) * 0.11  # side by side where they coincide
-        plot.picture.mark(MARKERS[style], plot.x(value), plot.y(y), 4, SERIES[style])
-    return plot.picture.svg()
 
 
 def _times(timings: Sequence[Timing], names: Sequence[str]) -> str:
-    floors = [t.floor_seconds or 0.0 for t in timings]
-    low, high = min(floors) / 1.5, max(floors) * 1.5
-    slowest = max(high / 0.1, *(t.seconds * 1.3 for t in timings))
-    least = min(low, *(t.seconds / 1.3 for t in timings))
-    marks = _decades(least, slowest)
-    title = "Measured time against the least possible time of the roofline"
-    labels = [label for _, label in marks]
-    axes = (True, True)
-    plot = frame("t1", title, 237.6, (low, high), (least, slowest), labels, logarithmic=axes, upright=True, right=24)
-    plot.beside(marks, grid=True)
-    plot.upright("measured time")
-    plot.below(_decades(low, high), "least possible time (roofline)", grid=True)
-    for share, dashes in ((1.0, ""), (0.5, "4 2"), (0.1, "1 2")):
-        ends = [(plot.x(floor), plot.y(floor / share)) for floor in (low, high)]
-        plot.picture.line(ends, TEXT, 0.8, dashes)
-        plot.picture.text(plot.x.end + 2, ends[1][1] + 2.5, f"{share:.0%}", size=7)
-    for t in timings:
-        style = style_of(t.implementation, names)
-        plot.picture.mark(MARKERS[style], plot.x(t.floor_seconds or 0.0), plot.y(t.seconds), 3.5, SERIES[style])
-    return plot.picture.svg()
+    with drawing("t1"):
+        figure, axes = canvas(3.3)
+        floors = [t.floor_seconds or 0.0 for t in timings]
+        low, high = min(floors) / 1.5, max(floors) * 1.5
+        for share, dashes in ((1.0, "-"), (0.5, (0, (4, 2))), (0.1, (0, (1, 2)))):
+            axes.plot([low, high], [low / share, high / share], color=TEXT, linewidth=0.8, linestyle=dashes, zorder=1)
+            axes.annotate(
+                f"{share:.0%}",
+                (high, high / share),
+                fontsize=7,
+                ha="left",
+                va="center",
+                xytext=(2, 0),
+                textcoords="offset points",
+                annotation_clip=False,
+            )
+        for implementation in dict.fromkeys(t.implementation for t in timings):
+            style = style_of(implementation, names)
+            mine = [t for t in timings if t.implementation == implementation]
+            axes.plot(
+                [t.floor_seconds for t in mine],
+                [t.seconds for t in mine],
+                MARKERS[style],
+                color=SERIES[style],
+                markersize=3.5,
+                alpha=0.8,
+                linewidth=0,
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(low, high)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda v, _: seconds(v))
+        axes.minorticks_off()
+        axes.grid(True)
+        axes.set_xlabel("least possible time (roofline)")
+        axes.set_ylabel("measured time")
+        return element(figure, "t1", "Measured time against the least possible time of the roofline")
