@@ -105,18 +105,18 @@ def _cells_of(path: Path, option: str = "--unlike") -> list[tuple[str, str]]:
 
 def _again(path: Path, ops: Sequence[Primitive]) -> list[Cell]:
     """The cells of a document that are of these ops. Raises ResultError where there is none, or no case of its name."""
-    known, found = {op.name: op for op in ops}, []
+    known, judged = {op.name: op for op in ops}, []
     for name, case in _cells_of(path, "--again"):
         if name not in known:
             continue
         named = registry.evidence(known[name]).named
         try:
-            found.append(Cell(known[name], named(case) if named is not None else _unnamed(name)))
+            judged.append(Cell(known[name], named(case) if named is not None else _unnamed(name)))
         except ValueError as error:
             raise ResultError(f"--again {path}: {name} {case!r}: {error}") from error
-    if not found:
+    if not judged:
         raise ResultError(f"--again {path}: required: a cell of {', '.join(known)}")
-    return found
+    return judged
 
 
 def _unnamed(op: str) -> Case:
