@@ -840,18 +840,8 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return bars
 
 
-_DYNAMIC = [
-    "num_heads",
-    "kv_heads",
-    "group",
-    "heads_together",
-    "num_queries",
-    "num_keys",
-    "batch_heads",
-    "score_scale",
-    "cap",
-]
-_DYNAMIC += ["width", "value_width", "bias_batches", "bias_heads", "window", "chunk"]
+_DYNAMIC = ["num_heads", "kv_heads", "group", "heads_together", "num_queries", "num_keys", "width", "value_width"]
+_DYNAMIC += ["batch_heads", "bias_batches", "bias_heads", "window", "chunk", "score_scale", "cap"]
 
 
 @gluon.jit(do_not_specialize=_DYNAMIC)
