@@ -17,6 +17,7 @@ from ferryman.errors import PortError
 from tests.unit import (
     disguises_blind,
     disguises_blind_batches,
+    disguises_blind_eighth,
     disguises_blind_experts,
     disguises_blind_fourth,
     disguises_blind_fourth_experts,
@@ -37,6 +38,7 @@ from tests.unit import (
     disguises_blind_varied,
     lookalikes_blind,
     lookalikes_blind_batches,
+    lookalikes_blind_eighth,
     lookalikes_blind_fourth,
     lookalikes_blind_fourth_heads,
     lookalikes_blind_fourth_own,
@@ -72,6 +74,7 @@ RIGHT = {
     "fourth, of its mechanisms": disguises_blind_fourth_own.FOURTH_OWN,
     "joined": disguises_blind_joined.JOINED,
     "batches of heads": disguises_blind_batches.BATCHES,
+    "eighth": disguises_blind_eighth.EIGHTH,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -87,6 +90,7 @@ ALIKE = {
     "fourth, of scans": lookalikes_blind_fourth_scans.FOURTH_SCANS,
     "joined": lookalikes_blind_joined.JOINED,
     "batches of heads": lookalikes_blind_batches.BATCHES,
+    "eighth": lookalikes_blind_eighth.EIGHTH,
 }
 # what is left today, and why
 _SEPARATE = (
@@ -270,4 +274,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 346 and len(alike) == 280 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 370 and len(alike) == 305 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
