@@ -18,6 +18,7 @@ from tests.unit import (
     disguises_blind,
     disguises_blind_batches,
     disguises_blind_eighth,
+    disguises_blind_eighth_own,
     disguises_blind_experts,
     disguises_blind_fourth,
     disguises_blind_fourth_experts,
@@ -39,6 +40,7 @@ from tests.unit import (
     lookalikes_blind,
     lookalikes_blind_batches,
     lookalikes_blind_eighth,
+    lookalikes_blind_eighth_own,
     lookalikes_blind_fourth,
     lookalikes_blind_fourth_heads,
     lookalikes_blind_fourth_own,
@@ -75,6 +77,7 @@ RIGHT = {
     "joined": disguises_blind_joined.JOINED,
     "batches of heads": disguises_blind_batches.BATCHES,
     "eighth": disguises_blind_eighth.EIGHTH,
+    "eighth, of its mechanisms": disguises_blind_eighth_own.EIGHTH_OWN,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -91,6 +94,7 @@ ALIKE = {
     "joined": lookalikes_blind_joined.JOINED,
     "batches of heads": lookalikes_blind_batches.BATCHES,
     "eighth": lookalikes_blind_eighth.EIGHTH,
+    "eighth, of its mechanisms": lookalikes_blind_eighth_own.EIGHTH_OWN,
 }
 # what is left today, and why
 _SEPARATE = (

@@ -16,13 +16,14 @@ from typing import Any
 from ferryman.dispatch import registry
 from ferryman.dispatch.registry import Family
 from ferryman.ops import recognition
-from ferryman.ops.recognition import Candidate, Cut, Folding, Gate, Helper, Layer, Routine, Served, Traced
+from ferryman.ops.recognition import Candidate, Cut, Folding, Gate, Helper, Layer, Recurrence, Routine, Served, Traced
 
 _ANSWERS: dict[str, Any] = {
     "modules": Candidate,
     "blocks": Layer,
     "helpers": Helper,
     "routines": Routine,
+    "recurrences": Recurrence,
     "cuts": Cut,
     "functions": Served,
     "followed": FunctionType,
@@ -55,7 +56,18 @@ def proposals(question: str, *given: Any) -> list[Any]:
 
 def ask() -> None:
     """Ask all that takes no arguments, so that `registry.broken` has the packages that break there."""
-    for question in ("functions", "followed", "methods", "helpers", "gates", "parts", "traced", "foldings", "rules"):
+    for question in (
+        "functions",
+        "followed",
+        "methods",
+        "helpers",
+        "recurrences",
+        "gates",
+        "parts",
+        "traced",
+        "foldings",
+        "rules",
+    ):
         proposals(question)
 
 
