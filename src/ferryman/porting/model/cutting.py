@@ -18,7 +18,7 @@ from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
-from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, turning, with_numbers
+from ferryman.porting.model.part_shape import MOST_LEAVES, closest, is_row, products, stacks, turning, with_numbers
 from ferryman.porting.model.statements import read, reads_next, reads_sizes, stored
 from ferryman.porting.model.trees import blocks, copied, swap
 
@@ -88,7 +88,7 @@ class Search(Proving):
         method = alone and self.function is not first  # whose result may be a part of the module's
         for statement in reversed(self.statements):
             for root, e in statement.ops:
-                if alone and root not in results and not self.large and not self.joined:
+                if alone and root not in results and not self._no_norm(root):
                     continue
                 if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List):
                     continue
@@ -103,12 +103,16 @@ class Search(Proving):
                 for leaves in self._cuts(root, statement):
                     if alone and not self.large and any(n.fact() and not n.counts() for n in leaves):
                         continue  # what it is given is not all that it computes of
-                    if method and not self._of_several(root, leaves):
+                    if method and not self.turning and not self._of_several(root, leaves):
                         continue
                     if self._taken(body, statement, root, e, leaves):
                         self.whole |= self.large
                         return True
         return False
+
+    def _no_norm(self, root: Node) -> bool:
+        """Whether it is something of a module whose result is another that nobody takes for a norm in it."""
+        return self.large or self.joined or self.turning or stacks(root.inside(frozenset())) == 2 or is_row(root)
 
     def _served(self, e: ast.expr) -> bool:
         """Whether it, or what it stands in, is served by its spelling."""

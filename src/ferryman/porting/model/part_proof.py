@@ -164,7 +164,7 @@ class Proving:
             return part
         labels = {n.label for n in inside}
         of_losses = bool(labels & part_losses.LOSSES) and labels <= part_losses.OF_LOSSES
-        if count == 2 and of_losses and not own and part_losses.unasked(tree):
+        if count == 2 and of_losses and part_losses.only_numbers(own) and part_losses.unasked(tree):
             for order in ((0, 1), (1, 0)):
                 module = self.module_of(tree, own, order)
                 if module is not None:

@@ -6,7 +6,7 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from ferryman.porting.model.trace import Trace, Unproven
 _DEFINITIONS = Definitions()
 _DRAWN = 8  # a larger number in the code may bound what no draw reaches
 _NARROW = 3
+_WIDTHS = (*range(1, 17), 24, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 # Float32 evaluations in two orders differ by less; one that is rounded to 16 bits between by more
 _CLOSE = 2.0**-15
 Sizes = Mapping[str, int]
@@ -229,11 +230,32 @@ def _proof(call: Callable[..., Any], trace: Trace, reading: _Reading) -> tuple[P
     if guards:
         return Proof(False, "it asks what it is given"), ()
     known = {*reading.fixed.values()}
-    if any(abs(n) > _DRAWN and n not in known for n in trace.numbers | trace.computed()) or trace.sized(plain=False):
+    if any(abs(n) > _DRAWN and n not in known for n in trace.numbers | trace.computed()):
         return Proof(False, "it names a number that no input reaches"), ()
+    if trace.sized(plain=False):
+        if not _of_width(call, candidate, trace, reading):
+            return Proof(False, "it computes with a size"), ()
+        word, place = reading.words[0], one.axes[0][-1]
+        tests.append(f"a0.shape[{word.index(place)}] in {_WIDTHS}")
     served = compiled(reading.text(), names, ops=ops)
     tests += casting.tests(one.op, call, served, inputs[0], "a0")
     return proof, tuple(tests)
+
+
+def _of_width(call: Callable[..., Any], candidate: Callable[..., Any], trace: Trace, reading: _Reading) -> bool:
+    """Whether what code computes of sizes follows from the first value's width alone, and agrees for each of those that
+    are tried."""
+    one, letter = reading.one, reading.one.axes[0][-1]
+
+    def holds(sizes: list[Sizes]) -> bool:
+        inputs = [replace(reading, fixed={**reading.fixed, **some}).given(0) for some in sizes]
+        return prove(call, candidate, inputs, storage=(), gradients=False).ok
+
+    for site in trace.sites:
+        site.numbers.clear()
+    others = [{**sizes, letter: one.sizes[0][letter]} for sizes in one.sizes]
+    widths = [{letter: width} for width in _WIDTHS]
+    return letter not in reading.fixed and holds(others) and not trace.sized(plain=False) and holds(widths)
 
 
 @torch.no_grad()
