@@ -296,4 +296,125 @@ class WritesGiven(Rates):
             h = (dt[:, t, :, None] * a).exp() * h + (dt[:, t] * row)[..., None] * b[:, t, None]
             ys.append((h * c[:, t, None]).sum(-1))
         return torch.stack(ys, 1)
+
+
+# ---- losses
+labels = lambda: torch.tensor([3, -100, 5, 6, 7, -100, 8, 9, 1, 2, 0, 4])
+none = lambda: (T(12, W), torch.full((12,), -100))
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(W, V)
+
+
+@alike(lambda c: (c(), T(12, W), labels()), none)
+class SummedOfNone(Head):
+    """A sum of no row is 0, and so is its gradient; a mean is none."""
+
+    def forward(self, h, y):
+        z = self.proj(h)
+        return F.cross_entropy(z, y, reduction="sum", label_smoothing=0.1), F.cross_entropy(z, y, label_smoothing=0.1)
+
+
+@alike(lambda c: (c(), T(12, W), labels()), none)
+class SumOfEach(Head):
+    """One sum by a head, another row's number that does not count."""
+
+    def forward(self, h, y):
+        return F.cross_entropy(self.proj(h), y, reduction="sum", ignore_index=3, label_smoothing=0.2) if (y >= 0).all() else h.sum()
+
+
+@alike(lambda c: (c(), T(12, W), torch.randint(V, (12,))))
+class SmoothingGrows(Head):
+    """How much is smoothed changes with the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.much = 0.1
+
+    def forward(self, h, y):
+        self.much = min(self.much * 1.5, 0.9)
+        return F.cross_entropy(self.proj(h), y, reduction="sum", label_smoothing=self.much)
+
+
+masked = lambda: (T(8, 50).masked_fill(torch.arange(50) == 7, -math.inf), torch.randint(7, (8,)))
+
+
+@alike(lambda c: (c(), T(8, 50), torch.randint(50, (8,))), masked)
+class SmoothOthers(nn.Module):
+    """The right class has no part of what is smoothed."""
+
+    def forward(self, z, y):
+        logp = z.log_softmax(-1)
+        nll = -logp.gather(1, y[:, None]).squeeze(1)
+        return (0.9 * nll + 0.1 * (-logp.sum(-1) - nll) / 49).mean()
+
+
+@alike(lambda c: (c(), T(8, 50), torch.randint(50, (8,))), masked)
+class SmoothByMax(nn.Module):
+    """It is smoothed by the worst class."""
+
+    def forward(self, z, y):
+        logp = z.log_softmax(-1)
+        nll = -logp.gather(1, y[:, None]).squeeze(1)
+        return (0.9 * nll - 0.1 * logp.amin(-1)).mean()
+
+
+@alike(lambda c: (c(), T(8, 50), torch.randint(50, (8,))), masked)
+class SmoothHidden(nn.Module):
+    """Right, with a class that is hidden, whose part of what is smoothed is without end."""
+
+    def forward(self, z, y):
+        logp = z.log_softmax(-1)
+        nll = -logp.gather(1, y[:, None]).squeeze(1)
+        return (0.9 * nll - 0.1 * logp.mean(-1)).mean()
+
+
+# ---- experts and routers without children, tables
+class Stacks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Parameter(torch.randn(E, W) / 8)
+        self.w1, self.w2 = nn.Parameter(torch.randn(E, 2 * I, W) / 8), nn.Parameter(torch.randn(E, W, I) / 6)
+
+
+@alike(lambda c: (c(), T(7, W)))
+class SharesOfAll(Stacks):
+    """Each expert's share is that of the expert before."""
+
+    def forward(self, x):
+        weight, index = F.linear(x, self.router).softmax(-1).topk(K, -1)
+        out = torch.zeros_like(x)
+        for e in range(E):
+            row, slot = torch.where(index == e)
+            a, b = F.linear(x[row], self.w1[e]).chunk(2, -1)
+            out.index_add_(0, row, F.linear(F.silu(a) * b, self.w2[e]) * weight[row, slot - 1, None])
+        return out
+
+
+@alike(lambda c: (c(), T(7, W)))
+class ScaledChoice(nn.Module):
+    """The scale is of the weights' sum, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, W) / 8)
+
+    def forward(self, x):
+        w, i = F.linear(x, self.weight).sigmoid().topk(3, -1)
+        return w / (w.sum(-1, keepdim=True) + 0.01) * 2.5, i
+
+
+@alike(lambda c: (c(), torch.randint(V, (2, S))), lambda: (torch.randint(-V, V, (2, S)),), lambda: (torch.randint(2, (2, S)) == 1,))
+class RowsByMask(nn.Module):
+    """Numbers below 0 count from the end; what is true or false chooses rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(V, W))
+
+    def forward(self, ids):
+        return self.table[ids] * 2 + self.table[0]
 '''

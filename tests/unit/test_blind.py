@@ -113,12 +113,10 @@ LEFT = {
     **dict.fromkeys(("TakeAlong", "Nll", "Took"), _ALONG),
     "QuickByExp": "exp overflows, and the gradient is NaN where quick_gelu's is 0",
     **dict.fromkeys(("Router", "TopFirst"), f"a router without weights: {_TIES}"),
-    "Delta": "a loop over time in a module",
     "TimeFirst": "a batch of heads beside a mask of sequences: its softmax is served",
     **dict.fromkeys(("Mixes", "Stepped"), "a convolution by shifts along rows, whose weights are computed"),
     "SoftThenTop": f"a router whose weights are a child's: {_TIES}",
     "MaskedNll": "0 times what is not finite, in rows that do not count",
-    "Scan": "a loop over time in a module",
     "Equalised": "a weight of one tensor that is changed: nearly a layer of that tensor",
     "TanhGateByHand": "a product in place with what a method of its own gave",
     "Mscaled": "tables whose halves are read apart, and only their numbers say that they are the same",
@@ -128,9 +126,6 @@ LEFT = {
         ("SortedRows", "SlotBySlot"), "a router and its experts in one, of which a gated product is served"
     ),
     "BiasedChoice": f"a router whose weights are a child's: {_TIES}",
-    "ScaledTable": "rows of a table in a module whose result is another",
-    "SmoothByHand": "a loss that is smoothed by hand",
-    "Recurrence": "a loop over time in a module",
 }
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}
 
