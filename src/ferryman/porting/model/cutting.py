@@ -112,7 +112,9 @@ class Search(Proving):
 
     def _no_norm(self, root: Node) -> bool:
         """Whether it is something of a module whose result is another that nobody takes for a norm in it."""
-        return self.large or self.joined or self.turning or stacks(root.inside(frozenset())) == 2 or is_row(root)
+        several = self.module is not None and len(self.module._parameters) + len(self.module._buffers) > 1
+        experts = stacks(root.inside(frozenset())) == 2
+        return self.large or self.joined or self.turning or experts or (several and is_row(root))
 
     def _served(self, e: ast.expr) -> bool:
         """Whether it, or what it stands in, is served by its spelling."""
