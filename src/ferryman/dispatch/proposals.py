@@ -89,7 +89,8 @@ def _require(question: str, own: list[Any], before: list[Any]) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"{question}() gives {type(value).__name__}; required: {kind.__name__}")
         registry.primitive(value.op)
-        for expression in (getattr(value, "expression", ""), getattr(value, "added", "")):
+        one, more = getattr(value, "expression", ""), getattr(value, "expressions", ())
+        for expression in (one, getattr(value, "added", ""), *more):
             if expression:
                 compile(expression, f"<{question} of {value.op}>", "eval")
 

@@ -318,10 +318,10 @@ class Proving:
         me = self.self_name or "ferryman_self"
         for node in root.inside(frozenset(place)):
             if node.carried:
-                given = [(slot, place[child]) for slot, child in zip(node.slots, node.children, strict=True)]
-                for name, (_, value) in zip(node.carried, given, strict=False):
+                pairs = [(slot, place[child]) for slot, child in zip(node.slots, node.children, strict=True)]
+                for name, (_, value) in zip(node.carried, pairs, strict=False):
                     body.append(ast.Assign([ast.Name(name, ast.Store())], value))
-                body.append(swap(node.write, {id(slot): value for slot, value in given}))
+                body.append(swap(node.write, {id(slot): value for slot, value in pairs}))
                 place[node] = ast.Name(node.carried[0], ast.Load())
             elif node.write is not None:
                 name = f"ferryman_v{len(body)}"

@@ -160,8 +160,9 @@ def flowing(scan: Any, index: int, loop: ast.stmt, carried: Carried) -> Statemen
     """Such a loop, in what a `flow.Scan` reads; None where it may do more than compute."""
     assert isinstance(loop, ast.For)
     before = [scan.env.get(name) for name in carried.names]
-    if any(node is None for node in before) or any(effects.of(scan, part) for part in computing(loop)):
-        return None
+    known = {id(node) for node in before if node is not None}
+    if len(known) < len(before) or any(effects.of(scan, part) for part in computing(loop)):
+        return None  # of equal expressions there is one node, and each makes a tensor of its own
     names = {node: name for name, node in scan.env.items()}
     scan.occurring = []
     own = {*carried.names, *stored(loop)}
@@ -185,7 +186,7 @@ def flowing(scan: Any, index: int, loop: ast.stmt, carried: Carried) -> Statemen
     slots = (*(ast.Name(name, ast.Load()) for name in carried.names), *(e for e, _ in parts))
     values = (*before, *(n for _, n in parts))
     tree = ast.copy_location(ast.Call(ast.Name("fill", ast.Load()), [*slots], []), loop)
-    value = Node("op", tree, values, slots, LABEL, None, None, loop, True, carried.names)  # type: ignore[arg-type]
+    value = Node("op", tree, values, slots, LABEL, None, None, loop, True, carried.names)
     result = carried.names[0]
     scan.env[result] = value
     scan.occurring = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -247,7 +247,7 @@ def _of_width(call: Callable[..., Any], candidate: Callable[..., Any], trace: Tr
     are tried."""
     one, letter = reading.one, reading.one.axes[0][-1]
 
-    def holds(sizes: list[Sizes]) -> bool:
+    def holds(sizes: Sequence[Sizes]) -> bool:
         inputs = [replace(reading, fixed={**reading.fixed, **some}).given(0) for some in sizes]
         return prove(call, candidate, inputs, storage=(), gradients=False).ok
 
