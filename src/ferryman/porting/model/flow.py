@@ -75,7 +75,7 @@ class Scan:
         """The statements of one block that compute; `blocks` gives those inside of others."""
         self.env, self.known = {}, {}
         where = body, self.tree, self.function
-        fills, looped, turns = filling.fills(*where), loops.loops(*where), recurrent.found(*where)
+        fills, looped, turns = filling.fills(*where), loops.loops(*where), recurrent.carrying(*where)
         for index, statement in enumerate(body):
             here = recurrent.flowing(self, index, statement, turns[index]) if index in turns else None
             if index in fills:

@@ -73,9 +73,9 @@ def _roots(tree: ast.FunctionDef, parameters: set[str]) -> dict[str, set[str]]:
             elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
                 pairs = [(node.target, node.value)]
             for target, value in pairs:
-                found = _root(value, roots)
-                for name in (n.id for n in ast.walk(target) if isinstance(n, ast.Name) and found):
-                    roots[name] = roots.get(name, set()) | found
+                owners = _root(value, roots)
+                for name in (n.id for n in ast.walk(target) if isinstance(n, ast.Name) and owners):
+                    roots[name] = roots.get(name, set()) | owners
     return roots
 
 

@@ -36,7 +36,7 @@ class Carried:
     names: tuple[str, ...]
 
 
-def found(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> dict[int, Carried]:
+def carrying(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> dict[int, Carried]:
     """The loops of a block that are such."""
     known = {}
     for i, statement in enumerate(body):
@@ -68,9 +68,9 @@ def _carried(
     result = place.id
     if result in mine or loads.count(result) != 2 or stores.count(result) != 1:
         return None
-    made = {name: s for s in before if (name := _made(s, function)) is not None}
+    makers = {name: s for s in before if (name := _made(s, function)) is not None}
     states = [n for n in dict.fromkeys(n for s in before for n in _outside_of_comprehensions(s)[1]) if n in mine]
-    if result not in made or any(n not in made or n in _targets_of_loop(loop) for n in states):
+    if result not in makers or any(n not in makers or n in _targets_of_loop(loop) for n in states):
         return None
     within = read(loop)
     if any(loads.count(n) != within.count(n) for n in mine):  # read before the loop, or after it
@@ -334,16 +334,16 @@ def _readings(loop: Node, leaves: tuple[Node, ...]) -> Iterator[dict[Node, str]]
     place, axis = next(iter(axes.items()), (0, 0))
     others = [a for a in (0, 1, 2) if a != axis]
     free = [n for n in numbers if n not in rounds]
-    told = {n: f"ferryman_a{place}.shape[{axis}]" for n in numbers if n in rounds}
+    rounds_of = {n: f"ferryman_a{place}.shape[{axis}]" for n in numbers if n in rounds}
     if not free:
-        yield same | told
+        yield same | rounds_of
     elif len(free) == 1:
         for other in others:
-            yield same | told | {free[0]: f"ferryman_a{place}.shape[{other}]"}
+            yield same | rounds_of | {free[0]: f"ferryman_a{place}.shape[{other}]"}
     elif len(free) == 2:
         for order in (others, others[::-1]):
             sizes = (f"ferryman_a{place}.shape[{a}]" for a in order)
-            yield same | told | dict(zip(free, sizes, strict=False))
+            yield same | rounds_of | dict(zip(free, sizes, strict=False))
 
 
 def fixed_sizes(loop: Node, function: types.FunctionType) -> list[list[int | None]]:

@@ -124,7 +124,7 @@ class ServedClass:
                 self.opaque.append(name)
                 continue
             arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
-            made = spelling.test_of_made(tree, inner)
+            unchanged = spelling.test_of_made(tree, inner)
             tree, called = unrolled.of_sequences(
                 spelling.operators(tree, inner), arguments[0] if arguments else None, inner, self.sequences
             )
@@ -150,7 +150,7 @@ class ServedClass:
                     calm = self.parted.relied.get(name, ())
                     turned = cut_out is not None or bool(serve.gated)
                     plainly = objects.asked(inner, self.kind) if turned else {}
-                    tests = (made, objects.test_of(plainly) if plainly else None)
+                    tests = (unchanged, objects.test_of(plainly) if plainly else None)
                     served = _while_current(self.kind, name, function, wrapped, called, self.sequences, calm, *tests)
                     functions[name] = served
         return Rewritten(
@@ -210,7 +210,7 @@ def _while_current(
     called: list[str],
     sequences: dict[str, int],
     calm: Relied,
-    made: Callable[[], bool] | None,
+    unchanged: Callable[[], bool] | None,
     plainly: Callable[[Any, Any], bool] | None,
 ) -> Any:
     """The served copy of a class's function, while that is what the class has, and the sequences that it calls, the
@@ -223,9 +223,9 @@ def _while_current(
     if plainly is not None:
         test += " and ferryman_plainly(given, options)"
         meaning["ferryman_plainly"] = plainly
-    if made is not None:
+    if unchanged is not None:
         test += " and ferryman_made()"
-        meaning["ferryman_made"] = made
+        meaning["ferryman_made"] = unchanged
     if calm:
         test += " and ferryman_calm(given[0])"
         meaning["ferryman_calm"] = relied.test_of(calm)

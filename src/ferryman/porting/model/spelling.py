@@ -144,10 +144,10 @@ def settled(node: ast.expr | None, function: types.FunctionType) -> bool:
 
 def test_of_made(tree: ast.AST, function: types.FunctionType) -> Callable[[], bool] | None:
     """A test that the modules of PyTorch's which code makes as it runs are what they were; None where it makes none."""
-    made = {ast.unparse(n.func): n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and settled(n, function)}
-    if not made:
+    makers = {ast.unparse(n.func): n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and settled(n, function)}
+    if not makers:
         return None
-    known = [(e, kind, _meaning(kind)) for e in made.values() if (kind := source.resolve(e, function)) is not None]
+    known = [(e, kind, _meaning(kind)) for e in makers.values() if (kind := source.resolve(e, function)) is not None]
 
     def still() -> bool:
         return all(source.resolve(e, function) is kind and _meaning(kind) == was for e, kind, was in known)
