@@ -80,9 +80,7 @@ class Scan:
             here = recurrent.flowing(self, index, statement, turns[index]) if index in turns else None
             if index in fills:
                 here = self._fill(index, statement, fills[index])
-            elif here is None and index in looped:
-                here = loops.read(self, index, statement, looped[index])
-            if here is not None:
+            if here or (index in looped and (here := loops.read(self, index, statement, looped[index]))):
                 yield here
                 continue
             if isinstance(statement, ast.AugAssign) and self._own_result(statement.target):
