@@ -85,7 +85,7 @@ class ByLse(nn.Module):
         return (z.logsumexp(-1) - z.gather(-1, y[..., None])[..., 0]).mean()
 
 
-@case("cross_entropy", lambda c: (c(50, W), T(2, 8, W), ids(50, 2, 8)))
+@case("linear_cross_entropy", lambda c: (c(50, W), T(2, 8, W), ids(50, 2, 8)))
 class InPieces(nn.Module):
     def __init__(self, v, n):
         super().__init__()

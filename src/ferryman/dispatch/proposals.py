@@ -16,13 +16,14 @@ from typing import Any
 from ferryman.dispatch import registry
 from ferryman.dispatch.registry import Family
 from ferryman.ops import recognition
-from ferryman.ops.recognition import Candidate, Cut, Folding, Gate, Helper, Layer, Routine, Served, Traced
+from ferryman.ops.recognition import Candidate, Cut, Folding, Gate, Helper, Layer, Recurrence, Routine, Served, Traced
 
 _ANSWERS: dict[str, Any] = {
     "modules": Candidate,
     "blocks": Layer,
     "helpers": Helper,
     "routines": Routine,
+    "recurrences": Recurrence,
     "cuts": Cut,
     "functions": Served,
     "followed": FunctionType,
@@ -55,7 +56,18 @@ def proposals(question: str, *given: Any) -> list[Any]:
 
 def ask() -> None:
     """Ask all that takes no arguments, so that `registry.broken` has the packages that break there."""
-    for question in ("functions", "followed", "methods", "helpers", "gates", "parts", "traced", "foldings", "rules"):
+    for question in (
+        "functions",
+        "followed",
+        "methods",
+        "helpers",
+        "recurrences",
+        "gates",
+        "parts",
+        "traced",
+        "foldings",
+        "rules",
+    ):
         proposals(question)
 
 
@@ -77,7 +89,8 @@ def _require(question: str, own: list[Any], before: list[Any]) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"{question}() gives {type(value).__name__}; required: {kind.__name__}")
         registry.primitive(value.op)
-        for expression in (getattr(value, "expression", ""), getattr(value, "added", "")):
+        one, more = getattr(value, "expression", ""), getattr(value, "expressions", ())
+        for expression in (one, getattr(value, "added", ""), *more):
             if expression:
                 compile(expression, f"<{question} of {value.op}>", "eval")
 

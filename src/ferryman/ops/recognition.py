@@ -1,10 +1,10 @@
 """How an op says what it may stand for in a model: the words of ``ops/<family>/recognise.py``.
 
 Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``routines(signature)``,
-``cuts(tensors)``, ``functions()``, ``followed()`` (functions of PyTorch in Python whose own code calls such),
-``methods()`` (of tensors, by name) and ``gates()``; for graphs ``traced()``, ``foldings()`` and ``rules()``. What they
-yield are proposals: porting proves them before anything is replaced. Expressions are Python over ``ops`` and the names
-given with each.
+``recurrences()``, ``cuts(tensors)``, ``functions()``, ``followed()`` (functions of PyTorch in Python whose own code
+calls such), ``methods()`` (of tensors, by name) and ``gates()``; for graphs ``traced()``, ``foldings()`` and
+``rules()``. What they yield are proposals: porting proves them before anything is replaced. Expressions are Python over
+``ops`` and the names given with each.
 
 ``parts()`` names ops whose modules, in a ported block, are judged with it and not alone. ``rules()`` maps the plain
 name of a function of PyTorch to what it computes in the normal form of graphs: (`porting.graph.normal.Normal`, node,
@@ -212,6 +212,26 @@ class Routine:
     refused: int = 0
     entered: bool = False
     apart: bool = False
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What a loop over tokens may compute, which carries a state that is zeros before the first and keeps a result of
+    each token: one of the expressions over values ``a0`` and on, each a tensor.
+
+    axes: of each value, one letter an axis, of which "L" are the tokens; result: those of the result. Code may have the
+    tokens elsewhere. states: ways in which code may lay out the state. draw: (a size for each letter, a seed) to the
+    values in float64; sizes: those of each seed. finite: how many of the seeds, the first ones, give finite values.
+    """
+
+    op: str
+    expressions: tuple[str, ...]
+    axes: tuple[str, ...]
+    result: str
+    states: tuple[str, ...]
+    draw: Callable[[Mapping[str, int], int], tuple[Tensor, ...]]
+    sizes: tuple[Mapping[str, int], ...]
+    finite: int
 
 
 @dataclass(frozen=True)

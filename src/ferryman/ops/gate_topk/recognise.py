@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,7 +129,11 @@ def _options(
             continue
         for renormalise in (True, False):
             plain = bounds.shares(logits, chosen, scoring, renormalise)
-            for scale in scales:
+            largest = int(plain.argmax())
+            written = float(
+                f"{float(wanted.flatten()[largest] / plain.flatten()[largest]):.9g}"
+            )  # a number in the code
+            for scale in dict.fromkeys((*scales, written) if math.isfinite(written) and written > 0 else scales):
                 if bool(((plain * scale - wanted).abs() <= _SAME * wanted.abs().amax(-1, keepdim=True)).all()):
                     yield scoring, (g, c), renormalise, scale
 

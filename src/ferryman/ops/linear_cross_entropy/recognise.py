@@ -1,4 +1,5 @@
-"""A product with a module's matrix and the mean cross entropy of all that it gives, in one part of a forward.
+"""A product with a module's matrix and the cross entropy of all that it gives, their mean or their sum, which may be
+smoothed, in one part of a forward.
 
 A class that is none is an error in PyTorch and a loss of NaN here.
 """
@@ -31,6 +32,14 @@ class _Form:
     guard: str
     x: str = "a0"
     target: str = "a1"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What becomes of the rows' losses."""
+
+    smoothing: float
+    summed: bool
 
 
 _ROWS = "a0.numel() // a0.shape[-1]"
@@ -97,15 +106,23 @@ def _layers(
             if sides[0] > _MOST or any((n == ignored) != (now == ignored) for n, now in sizes.items()):
                 continue  # a side of that number, which another has then
             sizes |= {ignored: ignored} if ignored != _DEFAULT else {}  # no length
-            if not agrees(form, sizes):
+            kind = agrees(form, sizes)
+            if kind is None:
                 continue
-            if all(agrees(form, sizes | {side: side}) for side in (classes, width)):
-                yield from _of_form(block, form, weight, bias, first, ignored, sizes)
+            if all(agrees(form, sizes | {side: side}) == kind for side in (classes, width)):
+                yield from _of_form(block, form, weight, bias, first, ignored, sizes, kind)
             return
 
 
 def _of_form(
-    block: Block, form: _Form, weight: str, bias: str | None, first: bool, ignored: int, sizes: dict[int, int]
+    block: Block,
+    form: _Form,
+    weight: str,
+    bias: str | None,
+    first: bool,
+    ignored: int,
+    sizes: dict[int, int],
+    kind: _Kind,
 ) -> Iterator[Layer]:
     own, added, shape = f"self.{weight}", f"self.{bias}" if bias else "None", block.tensors[weight]
     matrix = own if first else f"{own}.t()"
@@ -116,7 +133,12 @@ def _of_form(
     draw = functools.partial(_draw, form, width, classes, ignored)
     guard += _laid_out(block, sizes, draw(1))
     longer = functools.partial(_longer, form, draw)
-    loss = f"ops.linear_cross_entropy({form.x}, {matrix}, {form.target}, {added}, {ignored})"
+    smoothed = f", {kind.smoothing!r}" if kind.smoothing else ""
+    loss = f"ops.linear_cross_entropy({form.x}, {matrix}, {form.target}, {added}, {ignored}{smoothed})"
+    if kind.summed:  # 0 where no row counts
+        loss = (
+            f"(lambda mean, rows: torch.where(rows > 0, mean * rows, 0.0))({loss}, ({form.target} != {ignored}).sum())"
+        )
     for expression in (f"{loss}.to(a0.dtype)", loss):
         yield Layer(
             "linear_cross_entropy",
@@ -172,20 +194,44 @@ def _longer(form: _Form, draw: Callable[[int], tuple[Tensor, ...]], length: int,
 
 def _agrees(
     block: Block, weight: str, bias: str | None, first: bool, ignored: int, form: _Form, sizes: dict[int, int]
-) -> bool:
-    """Whether the block gives the loss of a form."""
+) -> _Kind | None:
+    """Which loss of a form the block gives; None where it gives none."""
     shape = block.tensors[weight]
     classes, width = (sizes[n] for n in (shape if first else shape[::-1]))
+    kinds: list[_Kind] = []
     for seed in (0, 1):
         x, target = given = _draw(form, width, classes, ignored, seed)
         outcome = block.run(sizes, given) if block.run is not None else None
         if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != ():
-            return False
+            return None
         result, tensors = outcome
         x, target = (x[:, :-1] if _BEFORE in form.x else x), (target[:, 1:] if form.target != "a1" else target)
         matrix = tensors[weight] if first else tensors[weight].t()
         z = functional.linear(x.flatten(0, -2), matrix, tensors[bias] if bias else None)
-        wanted = functional.cross_entropy(z, target.flatten(), ignore_index=ignored)
-        if not bool((result - wanted).abs() <= _SAME * wanted.abs()):
-            return False
-    return True
+        kinds = [
+            k for k in kinds or _kinds(result, z, target.flatten(), ignored) if _gives(k, result, z, target, ignored)
+        ]
+    return kinds[0] if kinds else None
+
+
+def _kinds(result: Tensor, z: Tensor, target: Tensor, ignored: int) -> list[_Kind]:
+    """Without smoothing, and with that which a loss would have, for each way to put the rows' losses together."""
+    known = [_Kind(0.0, False), _Kind(0.0, True)]
+    for summed in (False, True):
+        plain, whole = (_loss(_Kind(smoothing, summed), z, target, ignored) for smoothing in (0.0, 1.0))
+        smoothing = float((result - plain) / (whole - plain))
+        if 0.0 < smoothing <= 1.0:
+            known.append(_Kind(float(f"{smoothing:.9g}"), summed))
+    return known
+
+
+def _loss(kind: _Kind, z: Tensor, target: Tensor, ignored: int) -> Tensor:
+    reduction = "sum" if kind.summed else "mean"
+    return functional.cross_entropy(
+        z, target, ignore_index=ignored, label_smoothing=kind.smoothing, reduction=reduction
+    )
+
+
+def _gives(kind: _Kind, result: Tensor, z: Tensor, target: Tensor, ignored: int) -> bool:
+    wanted = _loss(kind, z, target.flatten(), ignored)
+    return bool((result - wanted).abs() <= _SAME * wanted.abs())

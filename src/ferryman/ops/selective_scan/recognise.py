@@ -15,6 +15,7 @@ import torch
 
 from ferryman.ops.recognition import Routine, Signature
 from ferryman.ops.selective_scan import whole
+from ferryman.ops.selective_scan.loops import recurrences as recurrences
 from ferryman.ops.ssd_scan.recognise import Places, left_out, name_of, options
 
 # (batch, channels, state) of a seed

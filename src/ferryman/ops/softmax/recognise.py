@@ -46,9 +46,18 @@ def blocks(block: Block) -> Iterator[Layer]:
         guard += " and not torch.is_autocast_enabled(a0.device.type)"
         negative = block.run({}, draw(len(_LOGITS) - 1)) is not None  # counted from the end
         numbers = f"torch.where(a1 < 0, a1 + a0.shape[-1], a1).flatten(), {_NO_CLASS}" if negative else "a1.flatten()"
-        loss = f"ops.cross_entropy(a0.flatten(0, -2), {numbers})"
+        smoothed = _smoothing(draw(0), outcomes[0])
+        loss = f"ops.cross_entropy(a0.flatten(0, -2), {numbers}{f', label_smoothing={smoothed!r}' if smoothed else ''})"
         for expression in (f"{loss}.to(a0.dtype)", loss):
             yield Layer("cross_entropy", expression, {}, draw, len(_LOGITS), guard, refused=2)
+
+
+def _smoothing(given: tuple[Tensor, ...], outcome: Any) -> float:
+    """With how much smoothing a mean loss is what code gave, as far as its digits say."""
+    logits, numbers = given[0].flatten(0, -2), given[1].flatten()
+    plain, whole = (functional.cross_entropy(logits, numbers, label_smoothing=most) for most in (0.0, 1.0))
+    smoothing = float(f"{float((outcome[0] - plain) / (whole - plain)):.9g}")
+    return smoothing if 1e-6 < smoothing <= 1.0 else 0.0
 
 
 _NO_CLASS = -(2**31)  # a number of rows that the op leaves out: no index of a class is so low

@@ -5,23 +5,22 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-import types
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from ferryman.porting.model import helpers, ordering, part_losses, routines, source
+from ferryman.porting.model import ordering, part_losses, recurrent, source
+from ferryman.porting.model.cut_rules import more_than_one_of, place_of, places_of_own, recognised, results_of, within
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.part_proof import OF_SEVERAL, Proving
-from ferryman.porting.model.part_shape import MOST_LEAVES, closest, products, stacks, turning, with_numbers
+from ferryman.porting.model.part_shape import MOST_LEAVES, closest, is_row, products, stacks, turning, with_numbers
 from ferryman.porting.model.statements import read, reads_next, reads_sizes, stored
 from ferryman.porting.model.trees import blocks, copied, swap
-from ferryman.porting.model.uses import more, served, served_methods
 
 _MOST_CUTS, _MOST_PARTS, _MOST_OPS = 24, 12, 48
 _PASSES = (True, False), (False, True), (False, False)
@@ -51,12 +50,19 @@ class Search(Proving):
     large: bool = False  # only what has two products of values: what stands between is no part of its own then
     joined: bool = False  # only what is a product with a matrix of ours and takes all that this gives
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
+    turning: bool = False  # only what is a loop that carries a state
 
     def run(self) -> bool:
         kind = None if self.module is None else type(self.module)
         self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.free)
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
+        self.turning = any(isinstance(n, ast.For) for n in ast.walk(self.tree))
+        for self.moving in (False, True):
+            for body in list(blocks(self.tree)) if self.turning else ():
+                while len(self.parts) < _MOST_PARTS and self._one(body):
+                    pass
+        self.turning = False
         losses = any(getattr(n, "attr", getattr(n, "id", "")) in part_losses.WHOLE for n in ast.walk(self.tree))
         for (self.joined, self.large), self.moving in itertools.product(_PASSES, (False, True)):
             self.scan.joins = self.joined
@@ -77,16 +83,18 @@ class Search(Proving):
         kind = type(self.module)
         # of one input it may be nearly a norm: what a part is of several, no leaf is
         alone = self.module is not None and not self.module._modules and len(inputs_of(kind)) < 2
-        results = _results(body[-1], self.statements) if alone else set()
+        results = results_of(body[-1], self.statements) if alone else set()
         first = source.innermost(getattr(kind, "forward", None))
         method = alone and self.function is not first  # whose result may be a part of the module's
         for statement in reversed(self.statements):
             for root, e in statement.ops:
-                if alone and root not in results and not self.large and not self.joined:
+                if alone and root not in results and not self._no_norm(root):
                     continue
                 if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List):
                     continue
-                if root.label not in part_losses.WHOLE if self.joined else self._served(e):
+                if self.turning and recurrent.loop_of(root) is None:
+                    continue
+                if root.label not in part_losses.WHOLE if self.joined else self._served(e) and not self.turning:
                     continue
                 if self.large and products(root.inside(frozenset())) < 2:
                     continue
@@ -95,16 +103,22 @@ class Search(Proving):
                 for leaves in self._cuts(root, statement):
                     if alone and not self.large and any(n.fact() and not n.counts() for n in leaves):
                         continue  # what it is given is not all that it computes of
-                    if method and not self._of_several(root, leaves):
+                    if method and not self.turning and not self._of_several(root, leaves):
                         continue
                     if self._taken(body, statement, root, e, leaves):
                         self.whole |= self.large
                         return True
         return False
 
+    def _no_norm(self, root: Node) -> bool:
+        """Whether it is something of a module whose result is another that nobody takes for a norm in it."""
+        several = self.module is not None and len(self.module._parameters) + len(self.module._buffers) > 1
+        experts = stacks(root.inside(frozenset())) == 2
+        return self.large or self.joined or self.turning or experts or (several and is_row(root))
+
     def _served(self, e: ast.expr) -> bool:
         """Whether it, or what it stands in, is served by its spelling."""
-        return any(_within(place_of(e), place) for place in self.skipped) or recognised(e, self.function)
+        return any(within(place_of(e), place) for place in self.skipped) or recognised(e, self.function)
 
     def _has_role(self, call: ast.expr) -> bool:
         """Whether it calls a child that is served by itself."""
@@ -120,11 +134,14 @@ class Search(Proving):
 
     def _cuts(self, root: Node, statement: Statement) -> list[tuple[Node, ...]]:
         """Sets of values that a node is computed of and that can be read where it stands, the farthest first."""
+        loop = recurrent.loop_of(root)
         here = {node for node, e in statement.ops if not isinstance(e, ast.Slice | ast.Tuple | ast.List)}
         here |= {n for s in self.statements if s.index < statement.index for n in s.binds}
         before = self._before(statement) if self.moving else []
         moved = {n for s in before for n, e in s.ops if s.binds and not isinstance(e, ast.Slice | ast.Tuple)} - here
         here |= moved
+        if loop is not None:
+            return recurrent.cuts(root, loop, lambda n: n in here or n in statement.names) if self.turning else []
         # what its name has no more can be read where what put another value there goes with the part
         past = {n for n in here if n.kind == "op" and n not in statement.names} - {n for n, _ in statement.ops}
         known: dict[Node, list[frozenset[Node]]] = {}
@@ -144,14 +161,14 @@ class Search(Proving):
                     merged = [cut for cut in both if len(cut) <= MOST_LEAVES]
                     merged.sort(key=lambda cut: (len(cut), len(cut & past)))
                     whole = frozenset(merged)
-                    more = [cut for cut in merged[_MOST_CUTS:] if not _more_than_one_of(whole, cut)]
+                    more = [cut for cut in merged[_MOST_CUTS:] if not more_than_one_of(whole, cut)]
                     merged = merged[:_MOST_CUTS] + more[:_MORE_CUTS]
                 # a number of the module's own settings is no value that flows
                 flows = not node.counts() and not (node.written and node in past)
                 flows = flows and (
                     frozenset() not in merged or any(isinstance(n.value, Tensor) for n in node.inside(frozenset()))
                 )
-                if known_here and _places_of_own(node):
+                if known_here and places_of_own(node):
                     merged = []
                 known[node] = merged if node.kind == "op" else []
                 known[node] += [frozenset({node})] if known_here and (flows or not node.children) else []
@@ -202,7 +219,7 @@ class Search(Proving):
         return (
             stacks(inside) == 2
             or products(inside) == 2
-            or not any(_within(place, place_of(n.tree)) for n in computed for place in self.skipped)
+            or not any(within(place, place_of(n.tree)) for n in computed for place in self.skipped)
         )
 
     # What is put there
@@ -270,6 +287,8 @@ class Search(Proving):
                 given.append(ast.Name(statement.names[leaf], ast.Load()))
             elif leaf in occurs:
                 given.append(occurs[leaf])
+            elif self.turning and (leaf.kind == "self" or leaf.fact()) and recurrent.still_read(leaf, self.tree):
+                given.append(copied(leaf.tree))
             else:
                 first, name = next(((s.index, s.binds[leaf]) for s in before if leaf in s.binds), (-1, ""))
                 if first < 0 and isinstance(leaf.tree, ast.Name) and leaf.kind == "leaf":
@@ -346,53 +365,3 @@ class Search(Proving):
                     sized.add(index)
             fresh[index] = fresh[index] if index in sized else None
         return [s for s in fresh if s is not None]
-
-
-def _places_of_own(node: Node) -> bool:
-    """Whether it is a part of the module's tensor that sizes of what flows say: with these it would be a value less,
-    and a tensor of ours more."""
-    sliced = isinstance(node.tree, ast.Subscript) and any(isinstance(n, ast.Slice) for n in ast.walk(node.tree.slice))
-    owner = node.children[0] if node.children and sliced else None
-    sized = any(n.kind == "leaf" for n in node.inside(frozenset()))
-    return owner is not None and isinstance(owner.value, Tensor) and sized
-
-
-def _more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:
-    """Whether a part of a cut is one, too, so that the rest of it is computed of that."""
-    return any(frozenset(few) in cuts for n in range(1, len(cut)) for few in itertools.combinations(cut, n))
-
-
-def recognised(e: ast.expr, function: types.FunctionType) -> bool:
-    """Whether a call is served by the function that it names."""
-    if not isinstance(e, ast.Call):
-        return False
-    value = source.resolve(e.func, function)
-    if value is source.MISSING:
-        return isinstance(e.func, ast.Attribute) and e.func.attr in served_methods()
-    if isinstance(value, types.FunctionType) and (
-        helpers.forms_of(value) or routines.served_routine(value) is not None
-    ):
-        return True
-    try:
-        return value in served() or value in more
-    except TypeError:  # not hashable
-        return False
-
-
-def _results(last: ast.stmt, statements: list[Statement]) -> set[Node]:
-    """What a block returns: a value, or those of a tuple."""
-    if not isinstance(last, ast.Return) or not statements or statements[-1].value is None:
-        return set()
-    value = statements[-1].value
-    parts = value.children if isinstance(value.tree, ast.Tuple) else (value,)
-    return {*parts}
-
-
-def place_of(node: Any) -> tuple[Any, ...]:
-    return tuple(getattr(node, n, None) for n in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
-
-
-def _within(place: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
-    if None in place or None in outer:
-        return False
-    return outer[:2] <= place[:2] and place[2:] <= outer[2:]

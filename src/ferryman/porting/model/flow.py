@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ferryman.porting.model import child_calls, effects, filling, loops, source, spelling
+from ferryman.porting.model import child_calls, effects, filling, loops, recurrent, source, spelling
 from ferryman.porting.model.child_calls import given_by, is_own, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
@@ -74,12 +74,13 @@ class Scan:
     def block(self, body: list[ast.stmt]) -> Iterator[Statement]:
         """The statements of one block that compute; `blocks` gives those inside of others."""
         self.env, self.known = {}, {}
-        fills, looped = filling.fills(body, self.tree, self.function), loops.loops(body, self.tree, self.function)
+        where = body, self.tree, self.function
+        fills, looped, turns = filling.fills(*where), loops.loops(*where), recurrent.carrying(*where)
         for index, statement in enumerate(body):
+            here = recurrent.flowing(self, index, statement, turns[index]) if index in turns else None
             if index in fills:
-                yield self._fill(index, statement, fills[index])
-                continue
-            if index in looped and (here := loops.read(self, index, statement, looped[index])):
+                here = self._fill(index, statement, fills[index])
+            if here or (index in looped and (here := loops.read(self, index, statement, looped[index]))):
                 yield here
                 continue
             if isinstance(statement, ast.AugAssign) and self._own_result(statement.target):

@@ -25,6 +25,7 @@ class Node:
     whole: ast.expr | None = None  # the program's own spelling, where ``tree`` is what a child's class comes to
     write: ast.stmt | None = None  # a statement that writes into its first child, which is this then
     written: bool = False  # a tensor that is written into later, or was
+    carried: tuple[str, ...] = ()  # names that a loop has values of from before it: those of its first children
 
     @functools.cached_property
     def wide(self) -> bool:

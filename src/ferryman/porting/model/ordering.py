@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ferryman.porting.model import effects, filling
+from ferryman.porting.model import effects, filling, recurrent
 from ferryman.porting.model.effects import CHANGES, DRAWS, NONE, Effects
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.trees import around
@@ -75,6 +75,8 @@ def _of_going(scan: Any, body: list[ast.stmt], statement: Statement) -> Effects:
         return effects.of(scan, tree)
     if isinstance(tree, ast.AugAssign) and isinstance(tree.target, ast.Name):
         return effects.of(scan, tree.value)
+    if value.carried:
+        return NONE.union(*(effects.of(scan, part) for part in recurrent.computing(tree)))
     if isinstance(tree, ast.For):
         return effects.of(scan, tree, None, next(iter(statement.binds.values()), ""))
     return NONE.union(*(effects.of(scan, part) for part in filling.parts_of(tree)[1]))

@@ -92,6 +92,11 @@ def _number(e: ast.expr, own: dict[str, Node]) -> int | None:
     return value if type(value) is int else None
 
 
+def only_numbers(own: dict[str, Node]) -> bool:
+    """Whether it reads nothing of the module but such as how much is smoothed."""
+    return all(type(node.value) is float for node in own.values())
+
+
 def unasked(tree: ast.FunctionDef) -> bool:
     """Whether a loss counts every row: nothing is compared, and no number is one of a row that does not count."""
     asks = ast.Compare | ast.BoolOp | ast.IfExp

@@ -12,12 +12,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ferryman.porting.model import blocks, flow, helpers, part_losses, part_sizes, part_weights, recognise, source
+from ferryman.porting.model import (
+    blocks,
+    flow,
+    helpers,
+    part_losses,
+    part_sizes,
+    part_weights,
+    recognise,
+    recurrent,
+    recurrent_proof,
+    source,
+)
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.child_calls import TESTS
 from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part import Part, plain_function
+from ferryman.porting.model.part_rules import child, is_plain, named, reads_methods, tensors
 from ferryman.porting.model.part_shape import PRODUCTS, TURNS, of_products, of_several, own_logits, products, stacks
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import Read, Trace, Unproven, numbers_in
@@ -45,7 +57,8 @@ class Proving:
         return self.methods or path in self.asked or path.partition("(")[0] in TESTS
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
-        if sum(not (n.fact() or n.of_ours()) for n in leaves) > 2 and not of_several(root, leaves):
+        several = recurrent.loop_of(root) is not None or of_several(root, leaves)
+        if sum(not (n.fact() or n.of_ours()) for n in leaves) > 2 and not several:
             return None
         if any(n.fact() for n in leaves):
             return self._of_sizes(root, leaves)
@@ -75,7 +88,8 @@ class Proving:
         if key in self.tried or places is None or not values:
             return self.tried.get(key)
         self.tried[key] = None
-        for reading in part_sizes.readings(root, leaves, places[: 1 if twice else None]):
+        turns = recurrent.readings(root, leaves)
+        for reading in part_sizes.readings(root, leaves, places[: 1 if twice else None]) if turns is None else turns:
             if self.trials >= _MOST_TRIALS:
                 return None
             self.trials += 1
@@ -94,8 +108,7 @@ class Proving:
                 names = (*part.names, *(f"ferryman_n{i}" for i in range(numbers)))
                 placed = {f"ferryman_a{i}": name for i, name in enumerate(part.names)}
                 asked = tuple(
-                    f"{self._of_leaves(node, leaves, names)} == {_named(text, placed)}"
-                    for node, text in reading.items()
+                    f"{self._of_leaves(node, leaves, names)} == {named(text, placed)}" for node, text in reading.items()
                 )
                 forms = tuple(((*asked, *tests), expression) for tests, expression in part.forms)
                 self.tried[key] = replace(part, values=len(leaves), names=names, forms=forms, numbers=numbers)
@@ -131,6 +144,8 @@ class Proving:
         inside = root.inside(frozenset(ordered))
         if count == 2 and part_losses.joins(inside):
             return self._joined(tree, plain, own)
+        if (loop := recurrent.loop_of(root)) is not None:
+            return recurrent_proof.of_loop(self, loop, leaves, tree, plain, own)
         for order in itertools.permutations(range(count)) if count == 2 else [tuple(range(count))]:
             if count > 2:
                 break
@@ -149,7 +164,7 @@ class Proving:
             return part
         labels = {n.label for n in inside}
         of_losses = bool(labels & part_losses.LOSSES) and labels <= part_losses.OF_LOSSES
-        if count == 2 and of_losses and not own and part_losses.unasked(tree):
+        if count == 2 and of_losses and part_losses.only_numbers(own) and part_losses.unasked(tree):
             for order in ((0, 1), (1, 0)):
                 module = self.module_of(tree, own, order)
                 if module is not None:
@@ -157,7 +172,7 @@ class Proving:
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
-        if count in (3, 4) and products(inside) == 2 and (not _tensors(own) or own_logits(own.values())):
+        if count in (3, 4) and products(inside) == 2 and (not tensors(own) or own_logits(own.values())):
             firsts = of_products(root, ordered)
             order = firsts or tuple(range(count))
             module = self.module_of(tree, own, order)
@@ -172,7 +187,7 @@ class Proving:
                 role = None if module is None else blocks.role_of(module)
                 if module is not None and isinstance(role, Role):
                     return self._part(role, module, plain, own, order)
-        if count < 2 or not labels & TURNS or _tensors(own):
+        if count < 2 or not labels & TURNS or tensors(own):
             return None
         for first in range(count) if count < 4 else (0,):
             order = (first, *(i for i in range(count) if i != first))
@@ -182,11 +197,7 @@ class Proving:
             wanted = helpers.able(count, labels, names_reached(type(module)))
             if not wanted:
                 return None
-            trace = Trace()
-            for node in own.values():
-                trace.numbers |= numbers_in(node.value)
-            followed = follow_module(module, trace)
-            call = functools.partial(recognise.original, followed, dict(module.__dict__), (), False)
+            trace, call = self.followed(module, own)
             forms = helpers.forms_of_call(call, trace, wanted)
             if forms:
                 names = [""] * count
@@ -209,6 +220,14 @@ class Proving:
             if isinstance(role, Role):
                 return self._part(role, module, plain, own | (called or {}), order)
         return None
+
+    def followed(self, module: nn.Module, own: dict[str, Node]) -> tuple[Trace, Any]:
+        """(what running a part's code shows of it, the code)."""
+        trace = Trace()
+        for node in own.values():
+            trace.numbers |= numbers_in(node.value)
+        followed = follow_module(module, trace)
+        return trace, functools.partial(recognise.original, followed, dict(module.__dict__), (), False)
 
     def _part(
         self, role: Role, module: nn.Module, plain: ast.FunctionDef, own: dict[str, Node], order: tuple[int, ...]
@@ -260,15 +279,15 @@ class Proving:
             tuple(functions),
             code,
             reads,
-            tuple(_child(n.whole) for n in self.root.inside(frozenset()) if n.whole is not None),
+            tuple(child(n.whole) for n in self.root.inside(frozenset()) if n.whole is not None),
         )
 
     def same(self, module: nn.Module, own: dict[str, Node]) -> tuple[str, ...]:
         """Tests that what the proof had of the module is what it has."""
-        tests = [f"ferryman_same(self.{a}, {n.value!r})" for a, n in own.items() if _is_plain(n.value)]
+        tests = [f"ferryman_same(self.{a}, {n.value!r})" for a, n in own.items() if is_plain(n.value)]
         reached = names_reached(type(module))
         for name, value in vars(module).items():
-            if name in reached and name not in own and name in vars(self.module or module) and _is_plain(value):
+            if name in reached and name not in own and name in vars(self.module or module) and is_plain(value):
                 tests += [] if name.startswith("_") else [f"ferryman_same(self.{name}, {value!r})"]
         forward, home = type(module).forward, self.function.__globals__
         named = {n: home.get(n) for code in source.codes_of(forward) for n in code.co_names}  # type: ignore[arg-type]
@@ -298,7 +317,13 @@ class Proving:
         body: list[ast.stmt] = []
         me = self.self_name or "ferryman_self"
         for node in root.inside(frozenset(place)):
-            if node.write is not None:
+            if node.carried:
+                pairs = [(slot, place[child]) for slot, child in zip(node.slots, node.children, strict=True)]
+                for name, (_, value) in zip(node.carried, pairs, strict=False):
+                    body.append(ast.Assign([ast.Name(name, ast.Store())], value))
+                body.append(swap(node.write, {id(slot): value for slot, value in pairs}))
+                place[node] = ast.Name(node.carried[0], ast.Load())
+            elif node.write is not None:
                 name = f"ferryman_v{len(body)}"
                 own_places = {id(slot): place[child] for slot, child in zip(node.slots, node.children, strict=True)}
                 own_places[id(node.slots[0])] = ast.Name(name, ast.Load())
@@ -337,7 +362,7 @@ class Proving:
         tree = copied(tree)
         tree.args.args = [tree.args.args[0], *(tree.args.args[1 + i] for i in order)]
         forward = plain_function(self.function, tree)
-        methods = self.module is not None and _reads_methods(tree, self.self_name, own)
+        methods = self.module is not None and reads_methods(tree, self.self_name, own)
         self.methods |= methods
         base: Any = type(self.module) if methods else nn.Module
         try:
@@ -359,33 +384,3 @@ class Proving:
             else:
                 module.__dict__[alias] = node.value
         return module.eval()
-
-
-def _named(text: str, names: dict[str, str]) -> str:
-    """An expression with other names."""
-    return re.sub(r"\bferryman_a\d+", lambda match: names[match[0]], text)
-
-
-def _tensors(own: dict[str, Node]) -> bool:
-    return any(isinstance(n.value, Tensor) for n in own.values())
-
-
-def _child(call: ast.expr) -> str:
-    """The path of a child that is called."""
-    path = ast.unparse(call.func).partition(".")[2] if isinstance(call, ast.Call) else ""
-    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
-
-
-def _reads_methods(tree: ast.FunctionDef, self_name: str | None, own: dict[str, Node]) -> bool:
-    for node in ast.walk(tree):
-        mine = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self_name
-        if mine and node.attr not in own:  # type: ignore[attr-defined]
-            return True
-        if isinstance(node, ast.Name) and node.id == "super":
-            return True
-    return False
-
-
-def _is_plain(value: Any) -> bool:
-    parts = value if isinstance(value, tuple) else (value,)
-    return not isinstance(value, Tensor) and all(isinstance(p, flow.PLAIN) for p in parts)

@@ -20,6 +20,15 @@ def stacks(nodes: Iterable[Node]) -> int:
     return sum(isinstance(n.value, Tensor) and n.value.dim() == 3 for n in nodes)
 
 
+def is_row(node: Node) -> bool:
+    """Whether it is rows of a matrix of the module's that a value has the numbers of."""
+    table = node.children[0] if isinstance(node.tree, ast.Subscript) and len(node.children) == 2 else None
+    at = node.children[1] if table is not None else node
+    at = at.children[0] if isinstance(at.tree, ast.Tuple) and len(at.children) == 1 else at
+    matrix = table is not None and isinstance(table.value, Tensor) and table.value.dim() == 2
+    return matrix and not at.fact() and at.kind in ("leaf", "op") and not isinstance(at.tree, ast.Slice | ast.Tuple)
+
+
 def products(nodes: Iterable[Node]) -> int:
     """How many products of two values that flow there are."""
     return sum(n.kind == "op" and n.label in PRODUCTS for n in nodes)

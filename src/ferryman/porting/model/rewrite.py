@@ -11,11 +11,11 @@ from __future__ import annotations
 import ast
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferryman.porting.model import adding, cuts, helpers, parts, relied, routines, source, spelling, unrolled
+from ferryman.porting.model import adding, cuts, helpers, objects, parts, relied, routines, source, spelling, unrolled
 from ferryman.porting.model.part import NONE, Parted, Relied
 from ferryman.porting.model.serve import Serve
 from ferryman.porting.model.trees import copied
@@ -124,6 +124,7 @@ class ServedClass:
                 self.opaque.append(name)
                 continue
             arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+            unchanged = spelling.test_of_made(tree, inner)
             tree, called = unrolled.of_sequences(
                 spelling.operators(tree, inner), arguments[0] if arguments else None, inner, self.sequences
             )
@@ -147,7 +148,11 @@ class ServedClass:
                     self.opaque.append(name)
                 else:
                     calm = self.parted.relied.get(name, ())
-                    functions[name] = _while_current(self.kind, name, function, wrapped, called, self.sequences, calm)
+                    turned = cut_out is not None or bool(serve.gated)
+                    plainly = objects.asked(inner, self.kind) if turned else {}
+                    tests = (unchanged, objects.test_of(plainly) if plainly else None)
+                    served = _while_current(self.kind, name, function, wrapped, called, self.sequences, calm, *tests)
+                    functions[name] = served
         return Rewritten(
             functions,
             tuple(self.uses),
@@ -205,13 +210,22 @@ def _while_current(
     called: list[str],
     sequences: dict[str, int],
     calm: Relied,
+    unchanged: Callable[[], bool] | None,
+    plainly: Callable[[Any, Any], bool] | None,
 ) -> Any:
-    """The served copy of a class's function, while that is what the class has, and the sequences that it calls, and
-    children without effects on which it relies, are what they were; after that, what it has then."""
+    """The served copy of a class's function, while that is what the class has, and the sequences that it calls, the
+    modules that it makes, and children without effects on which it relies, are what they were; after that, what it has
+    then. plainly: a test of what a call is given."""
     (test,), meaning = source.still(kind, (name,))
     if called:
         test += " and ferryman_still(given[0])"
         meaning["ferryman_still"] = unrolled.test_of(called, sequences)
+    if plainly is not None:
+        test += " and ferryman_plainly(given, options)"
+        meaning["ferryman_plainly"] = plainly
+    if unchanged is not None:
+        test += " and ferryman_made()"
+        meaning["ferryman_made"] = unchanged
     if calm:
         test += " and ferryman_calm(given[0])"
         meaning["ferryman_calm"] = relied.test_of(calm)

@@ -8,7 +8,7 @@ import ast
 import math
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -86,6 +86,7 @@ _CALLS: dict[Any, tuple[str, int]] = {
 }
 
 
+_OF_ALL: Any = torch.nn.modules.module
 _NEW = (torch.zeros, torch.empty, torch.zeros_like, torch.empty_like)
 
 
@@ -139,6 +140,25 @@ def settled(node: ast.expr | None, function: types.FunctionType) -> bool:
     fixed = all(isinstance(n, ast.Constant | ast.UnaryOp | ast.unaryop) for e in given for n in ast.walk(e))
     kind = source.resolve(node.func, function)
     return fixed and all(k.arg for k in node.keywords) and isinstance(kind, type) and kind in _CALLS
+
+
+def test_of_made(tree: ast.AST, function: types.FunctionType) -> Callable[[], bool] | None:
+    """A test that the modules of PyTorch's which code makes as it runs are what they were; None where it makes none."""
+    makers = {ast.unparse(n.func): n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and settled(n, function)}
+    if not makers:
+        return None
+    known = [(e, kind, _meaning(kind)) for e in makers.values() if (kind := source.resolve(e, function)) is not None]
+
+    def still() -> bool:
+        return all(source.resolve(e, function) is kind and _meaning(kind) == was for e, kind, was in known)
+
+    return still
+
+
+def _meaning(kind: Any) -> tuple[Any, ...]:
+    """What making a module and calling it comes to."""
+    hooks = len(_OF_ALL._global_forward_hooks), len(_OF_ALL._global_forward_pre_hooks)
+    return kind.__new__, kind.__init__, kind.__call__, kind.forward, type(kind).__call__, *hooks
 
 
 def _local_modules(tree: ast.FunctionDef, function: types.FunctionType) -> dict[str, ast.Call]:

@@ -1,0 +1,58 @@
+"""Mamba2's scan as a loop over tokens that a model writes out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ferryman.ops.recognition import Recurrence
+
+_SEEDS = (
+    {"B": 2, "L": 7, "H": 4, "P": 3, "N": 5},
+    {"B": 1, "L": 6, "H": 6, "P": 2, "N": 4},
+    {"B": 3, "L": 2, "H": 1, "P": 3, "N": 4},
+    {"B": 2, "L": 1, "H": 4, "P": 2, "N": 3},
+    {"B": 1, "L": 5, "H": 4, "P": 3, "N": 5},
+    {"B": 1, "L": 9, "H": 2, "P": 2, "N": 3},
+    {"B": 2, "L": 8, "H": 2, "P": 3, "N": 2},
+    {"B": 1, "L": 19, "H": 2, "P": 3, "N": 4},
+    {"B": 2, "L": 5, "H": 2, "P": 3, "N": 4},
+    {"B": 1, "L": 3, "H": 2, "P": 3, "N": 4},
+    {"B": 1, "L": 4, "H": 2, "P": 3, "N": 4},
+)
+
+
+def recurrences() -> Iterator[Recurrence]:
+    """x, dt, a (also as the logarithm of its negative), b and c, of one group or of each head's own."""
+    for word, group in (("BLN", ".unsqueeze(2)"), ("BLHN", "")):
+        expressions = tuple(f"ops.ssd_scan(a0, a1, {a}, a3{group}, a4{group})[0]" for a in ("a2", "-torch.exp(a2)"))
+        axes = ("BLHP", "BLH", "H", word, word)
+        draw = functools.partial(drawn, axes)
+        yield Recurrence("ssd_scan", expressions, axes, "BLHP", ("BHPN", "BHNP"), draw, _SEEDS, 10)
+
+
+def drawn(words: tuple[str, ...], sizes: Mapping[str, int], seed: int) -> tuple[Tensor, ...]:
+    """x, dt, a, b and c of a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    x, dt, a, b, c = (
+        torch.randn([sizes[axis] for axis in word], generator=generator, dtype=torch.float64) for word in words
+    )
+    a = -0.2 - a.abs()
+    if seed == 4:  # what is bounded from above is bounded here
+        dt, a = torch.where(dt > 0, 29.0 + dt, dt), 0.01 * a
+        b, c = 40.0 * b, 40.0 * c
+    if seed == 5:
+        x, a = 300.0 * x, 8.0 * a
+    if seed == 6:
+        x, dt, b, c = (2.0**-10 * t for t in (x, dt, b, c))
+    if seed == 8:
+        for t in (x, dt, b, c):
+            t[:, 1::2] = 0.0
+    if seed == 9:
+        a = 0.3 * a.abs()
+    if seed == 10:
+        x[:, -1, 0], x[:, -1, 1] = torch.nan, torch.inf
+    return x, dt, a, b, c

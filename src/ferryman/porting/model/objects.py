@@ -1,0 +1,112 @@
+"""Arguments whose methods code calls by names that tensors have: what a tensor's do is known, and another object's may
+do anything, such as give another value each time. Code whose order changed asks first that they are tensors."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ferryman.porting.model import source
+
+_DEEP = 3
+_PLAIN = frozenset(
+    (Tensor, nn.Parameter, type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device, slice)
+)
+
+
+def asked(function: types.FunctionType, kind: Any, deep: int = _DEEP) -> dict[str, int]:
+    """The parameters of a function, or of a method of a class, that are to be tensors, or what has tensors in it, and
+    the place of each."""
+    tree = source.parsed(function)
+    if tree is None or deep < 1:
+        return {}
+    given = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+    named = [a.arg for a in tree.args.kwonlyargs]
+    own = given[0] if kind is not None and given else None
+    roots = _roots(tree, {*given, *named} - {own})
+    needed: set[str] = set()
+    for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and hasattr(Tensor, call.func.attr):
+            needed |= _root(call.func.value, roots)
+        inner, first = _called(call, function, kind, own)
+        if inner is not None and any(_root(a, roots) for a in (*call.args, *(k.value for k in call.keywords))):
+            for name, place in asked(inner, kind if first else None, deep - 1).items():
+                at = place - first
+                here = [*call.args[at : at + 1], *(k.value for k in call.keywords if k.arg in (name, None))]
+                for value in here if at >= 0 else ():
+                    needed |= _root(value, roots)
+    places = {name: i for i, name in enumerate(given)} | dict.fromkeys(named, len(given) + 1024)
+    return {name: places[name] for name in sorted(needed)}
+
+
+def _called(call: ast.Call, function: types.FunctionType, kind: Any, own: str | None) -> tuple[Any, int]:
+    """(a function of another's that a call comes to, whether it is given the module first)."""
+    func = call.func
+    if (
+        isinstance(func, ast.Attribute)
+        and isinstance(func.value, ast.Name)
+        and func.value.id == own
+        and own is not None
+    ):
+        inner = source.innermost(source.methods(kind).get(func.attr))
+        return (inner, 1) if isinstance(inner, types.FunctionType) else (None, 0)
+    value = source.resolve(func, function) if isinstance(func, ast.Name | ast.Attribute) else None
+    home = getattr(value, "__module__", None) or ""
+    return (value, 0) if isinstance(value, types.FunctionType) and home.split(".")[0] != "torch" else (None, 0)
+
+
+def _roots(tree: ast.FunctionDef, parameters: set[str]) -> dict[str, set[str]]:
+    """The parameters that each local may be, or have been part of."""
+    roots: dict[str, set[str]] = {name: {name} for name in parameters}
+    for _ in range(_DEEP):
+        for node in ast.walk(tree):
+            pairs: list[tuple[ast.expr, ast.expr]] = []
+            if isinstance(node, ast.Assign):
+                pairs = [(target, node.value) for target in node.targets]
+            elif isinstance(node, ast.For | ast.comprehension):
+                pairs = [(node.target, node.iter)]
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                pairs = [(node.target, node.value)]
+            for target, value in pairs:
+                owners = _root(value, roots)
+                for name in (n.id for n in ast.walk(target) if isinstance(n, ast.Name) and owners):
+                    roots[name] = roots.get(name, set()) | owners
+    return roots
+
+
+def _root(e: ast.expr, roots: Mapping[str, set[str]]) -> set[str]:
+    """The parameters that an expression may be a part of, without a call."""
+    if isinstance(e, ast.IfExp):
+        return _root(e.body, roots) | _root(e.orelse, roots)
+    if isinstance(e, ast.BoolOp | ast.Tuple | ast.List):
+        return set().union(*(_root(v, roots) for v in (e.values if isinstance(e, ast.BoolOp) else e.elts)))
+    if isinstance(e, ast.NamedExpr | ast.Attribute | ast.Subscript | ast.Starred):
+        return _root(e.value, roots)
+    return roots.get(e.id, set()) if isinstance(e, ast.Name) else set()
+
+
+def test_of(names: Mapping[str, int]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
+    """A test of a call's arguments that these are plain."""
+    asked_of = tuple((place, name) for name, place in names.items())
+
+    def plain(given: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        for place, name in asked_of:
+            value = given[place] if place < len(given) else options.get(name)
+            if type(value) not in _PLAIN and not _is_plain(value):
+                return False
+        return True
+
+    return plain
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(type(v) in _PLAIN or _is_plain(v) for v in value)
+    if type(value) is dict:
+        return all(type(v) in _PLAIN or _is_plain(v) for v in value.values())
+    return isinstance(value, Tensor)
