@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ferryman.porting.model import above, adding, comparing, cuts, gating, handing, learning, source, spelling
-from ferryman.porting.model.cutting import place_of
+from ferryman.porting.model.cut_rules import place_of
 from ferryman.porting.model.part import PREFIX, Part
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trees import KEPT, attribute_of, mark_kept
