@@ -103,6 +103,7 @@ _SEPARATE = (
 _ALONG = "it takes numbers of no row without an error, which the op refuses"
 _TIES = "of equal logits, and where scores are saturated, PyTorch chooses other experts than the op"
 _ALL = "0 times what is not finite"
+_CHUNKED = "a loop whose op takes a chunk of tokens at once: what is not finite, or a huge decay, reaches those before"
 LEFT = {
     "LseSoft": "beside +inf it gives NaN at other places",
     "Reglu": "the gradient at 0 is 1, and relu's 0",
@@ -113,6 +114,7 @@ LEFT = {
     **dict.fromkeys(("TakeAlong", "Nll", "Took"), _ALONG),
     "QuickByExp": "exp overflows, and the gradient is NaN where quick_gelu's is 0",
     **dict.fromkeys(("Router", "TopFirst"), f"a router without weights: {_TIES}"),
+    **dict.fromkeys(("Delta", "EightDelta", "EightSsd", "TokensFirst", "NoDecay", "EachHeads"), _CHUNKED),
     "TimeFirst": "a batch of heads beside a mask of sequences: its softmax is served",
     **dict.fromkeys(("Mixes", "Stepped"), "a convolution by shifts along rows, whose weights are computed"),
     "SoftThenTop": f"a router whose weights are a child's: {_TIES}",

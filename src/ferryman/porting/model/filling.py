@@ -47,7 +47,9 @@ def name_made(statement: ast.stmt, function: types.FunctionType) -> str | None:
     """The name that a statement gives to a tensor that it makes."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
     call = statement.value if isinstance(statement, ast.Assign) else None
-    if not isinstance(target, ast.Name) or not isinstance(call, ast.Call) or any(k.arg == "out" for k in call.keywords):
+    if not isinstance(target, ast.Name) or not isinstance(call, ast.Call):
+        return None
+    if any(k.arg in ("out", "requires_grad") for k in call.keywords):
         return None
     value = source.resolve(call.func, function)
     if value is source.MISSING:

@@ -4,8 +4,10 @@ do anything, such as give another value each time. Code whose order changed asks
 from __future__ import annotations
 
 import ast
+import builtins
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,29 +21,56 @@ _PLAIN = frozenset(
 )
 
 
-def asked(function: types.FunctionType, kind: Any, deep: int = _DEEP) -> dict[str, int]:
-    """The parameters of a function, or of a method of a class, that are to be tensors, or what has tensors in it, and
-    the place of each."""
+_BUILT_IN = frozenset(vars(builtins))  # what they give may be a part of what they take
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Where a call has a parameter's value: at ``place``, by ``name``, else it is ``default``. several: the rest of the
+    arguments, or of those by name (``place`` None)."""
+
+    name: str
+    place: int | None
+    default: Any = None
+    several: bool = False
+
+    def values(self, given: tuple[Any, ...], options: Mapping[str, Any]) -> Iterable[Any]:
+        if self.several:
+            return options.values() if self.place is None else given[self.place :]
+        if self.place is not None and self.place < len(given):
+            return (given[self.place],)
+        return (options.get(self.name, self.default),)
+
+
+def asked(function: types.FunctionType, kind: Any, deep: int = _DEEP) -> dict[str, Argument]:
+    """The parameters of a function, or of a method of a class, that are to be tensors, or what has tensors in it."""
     tree = source.parsed(function)
     if tree is None or deep < 1:
         return {}
     given = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
     named = [a.arg for a in tree.args.kwonlyargs]
     own = given[0] if kind is not None and given else None
-    roots = _roots(tree, {*given, *named} - {own})
+    rest = [a.arg for a in (tree.args.vararg, tree.args.kwarg) if a is not None]
+    roots = _roots(tree, {*given, *named, *rest} - {own})
     needed: set[str] = set()
     for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
         if isinstance(call.func, ast.Attribute) and hasattr(Tensor, call.func.attr):
             needed |= _root(call.func.value, roots)
         inner, first = _called(call, function, kind, own)
         if inner is not None and any(_root(a, roots) for a in (*call.args, *(k.value for k in call.keywords))):
-            for name, place in asked(inner, kind if first else None, deep - 1).items():
-                at = place - first
-                here = [*call.args[at : at + 1], *(k.value for k in call.keywords if k.arg in (name, None))]
-                for value in here if at >= 0 else ():
+            for name, argument in asked(inner, kind if first else None, deep - 1).items():
+                at = None if argument.place is None else argument.place - first
+                here = [] if at is None or at < 0 else call.args[at : None if argument.several else at + 1]
+                here = [*here, *(k.value for k in call.keywords if k.arg in (name, None) or argument.several)]
+                for value in here:
                     needed |= _root(value, roots)
-    places = {name: i for i, name in enumerate(given)} | dict.fromkeys(named, len(given) + 1024)
-    return {name: places[name] for name in sorted(needed)}
+    defaults = dict(zip(given[::-1], (function.__defaults__ or ())[::-1], strict=False))
+    defaults |= function.__kwdefaults__ or {}
+    known = {name: Argument(name, i, defaults.get(name)) for i, name in enumerate(given)}
+    known |= {name: Argument(name, None, defaults.get(name)) for name in named}
+    known |= {a.arg: Argument(a.arg, len(given), None, True) for a in (tree.args.vararg,) if a is not None}
+    known |= {a.arg: Argument(a.arg, None, None, True) for a in (tree.args.kwarg,) if a is not None}
+    return {name: known[name] for name in sorted(needed)}
 
 
 def _called(call: ast.Call, function: types.FunctionType, kind: Any, own: str | None) -> tuple[Any, int]:
@@ -80,7 +109,15 @@ def _roots(tree: ast.FunctionDef, parameters: set[str]) -> dict[str, set[str]]:
 
 
 def _root(e: ast.expr, roots: Mapping[str, set[str]]) -> set[str]:
-    """The parameters that an expression may be a part of, without a call."""
+    """The parameters that an expression may be a part of: of calls, those of functions that Python has built in, and of
+    methods that no tensor has."""
+    if isinstance(e, ast.Call):
+        if isinstance(e.func, ast.Attribute):
+            return set() if hasattr(Tensor, e.func.attr) else _root(e.func.value, roots)
+        taken = [*e.args, *(k.value for k in e.keywords)]
+        if isinstance(e.func, ast.Name) and e.func.id in _BUILT_IN:
+            return set().union(*(_root(value, roots) for value in taken))
+        return set()
     if isinstance(e, ast.IfExp):
         return _root(e.body, roots) | _root(e.orelse, roots)
     if isinstance(e, ast.BoolOp | ast.Tuple | ast.List):
@@ -90,15 +127,15 @@ def _root(e: ast.expr, roots: Mapping[str, set[str]]) -> set[str]:
     return roots.get(e.id, set()) if isinstance(e, ast.Name) else set()
 
 
-def test_of(names: Mapping[str, int]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
+def test_of(names: Mapping[str, Argument]) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
     """A test of a call's arguments that these are plain."""
-    asked_of = tuple((place, name) for name, place in names.items())
+    arguments = tuple(names.values())
 
     def plain(given: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        for place, name in asked_of:
-            value = given[place] if place < len(given) else options.get(name)
-            if type(value) not in _PLAIN and not _is_plain(value):
-                return False
+        for argument in arguments:
+            for value in argument.values(given, options):
+                if type(value) not in _PLAIN and not _is_plain(value):
+                    return False
         return True
 
     return plain
@@ -109,4 +146,4 @@ def _is_plain(value: Any) -> bool:
         return all(type(v) in _PLAIN or _is_plain(v) for v in value)
     if type(value) is dict:
         return all(type(v) in _PLAIN or _is_plain(v) for v in value.values())
-    return isinstance(value, Tensor)
+    return isinstance(value, Tensor) and type(value).__module__.split(".")[0] == "torch"  # whose methods are a tensor's

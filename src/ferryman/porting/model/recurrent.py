@@ -70,7 +70,7 @@ def _carried(
         return None
     makers = {name: s for s in before if (name := _made(s, function)) is not None}
     states = [n for n in dict.fromkeys(n for s in before for n in _outside_of_comprehensions(s)[1]) if n in mine]
-    if result not in makers or any(n not in makers or n in _targets_of_loop(loop) for n in states):
+    if result not in makers or any(n not in makers or n == loop.target.id for n in states):
         return None
     within = read(loop)
     if any(loads.count(n) != within.count(n) for n in mine):  # read before the loop, or after it
@@ -101,10 +101,6 @@ def _outside_of_comprehensions(tree: ast.AST) -> tuple[list[str], list[str]]:
 
     walk(tree, frozenset())
     return loads, stores
-
-
-def _targets_of_loop(loop: ast.For) -> set[str]:
-    return {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
 
 
 def _made(statement: ast.stmt, function: types.FunctionType) -> str | None:
@@ -142,9 +138,7 @@ def _result_of(loop: ast.For) -> ast.expr | None:
             return None
         func = node.func if isinstance(node, ast.Call) else None
         name = getattr(func, "attr", getattr(func, "id", ""))
-        if name.endswith("_") or (
-            name in ("append", "extend", "insert", "pop", "item", "tolist") and id(func) not in known
-        ):
+        if name.endswith("_") or (name in _OF_LISTS and id(func) not in known):
             return None
         if isinstance(node, ast.keyword) and node.arg in ("out", "inplace", None):
             return None
@@ -203,10 +197,17 @@ def computing(loop: ast.stmt) -> Iterator[ast.AST]:
             yield from (t.slice for t in statement.targets if isinstance(t, ast.Subscript))
         elif isinstance(statement, ast.AugAssign):
             yield statement.value
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            yield from statement.value.args
+        elif (put := _put(statement)) is not None:
+            yield from put.args
         else:
             yield statement
+
+
+def _put(statement: ast.stmt) -> ast.Call | None:
+    """The call of a statement that puts a value into a list, which is the one that has the loop's results."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    append = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append"
+    return call if append and isinstance(call, ast.Call) else None
 
 
 def _size(e: ast.expr) -> bool:
@@ -220,7 +221,7 @@ def _size(e: ast.expr) -> bool:
 
 
 def _computes(scan: Any, call: ast.Call, loop: ast.For) -> bool:
-    puts = any(isinstance(s, ast.Expr) and s.value is call for s in loop.body)
+    puts = any(_put(s) is call for s in loop.body)
     return puts or scan.function_of(call.func) is not None
 
 

@@ -27,9 +27,11 @@ from ferryman.porting.model.trace import Trace, Unproven
 _DEFINITIONS = Definitions()
 _DRAWN = 8  # a larger number in the code may bound what no draw reaches
 _NARROW = 3
+_TOKENS, _AMID = 150, 70  # more than a kernel takes at once, and one in the midst of a chunk
 _WIDTHS = (*range(1, 17), 24, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 # Float32 evaluations in two orders differ by less; one that is rounded to 16 bits between by more
 _CLOSE = 2.0**-15
+_LOOSER = 16.0  # times the error of the code's own float32
 Sizes = Mapping[str, int]
 
 
@@ -53,6 +55,7 @@ class _Reading:
     words: tuple[str, ...]
     result: str
     fixed: Sizes
+    packed: bool  # whether the code's result lies in one piece
 
     def inward(self, x: Tensor, place: int) -> Tensor:
         return x.permute(_turn(self.one.axes[place], self.words[place])).contiguous()
@@ -70,7 +73,8 @@ class _Reading:
             return match[0] + _permute(self.words[place], self.one.axes[place])
 
         text = re.sub(r"\ba(\d)\b", turned, self.expression)
-        return text + _permute(self.one.result, self.result)
+        moved = _permute(self.one.result, self.result)
+        return text + moved + (".contiguous()" if moved and self.packed else "")
 
     def guard(self) -> Iterator[str]:
         first: dict[str, str] = {}
@@ -144,11 +148,12 @@ def _readings(call: Callable[..., Any], along: list[int | None], states: list[li
             for words, order in itertools.product(_layouts(one.axes), itertools.permutations(range(count))):
                 if not _goes_along([words[place] for place in order], along):
                     continue
-                actual = _result(call, _Reading(one, "", order, words, one.result, fixed).given(0))
+                actual = _result(call, _Reading(one, "", order, words, one.result, fixed, False).given(0))
+                packed = actual is not None and actual.is_contiguous()
                 for text, result in zip(one.expressions, results, strict=True) if actual is not None else ():
                     for word in _places(one.result):
                         if _near(actual, result.permute(_turn(one.result, word))):
-                            yield _Reading(one, text, order, words, word, fixed)
+                            yield _Reading(one, text, order, words, word, fixed, packed)
 
 
 def _goes_along(words: list[str], along: list[int | None]) -> bool:
@@ -238,6 +243,8 @@ def _proof(call: Callable[..., Any], trace: Trace, reading: _Reading) -> tuple[P
         word, place = reading.words[0], one.axes[0][-1]
         tests.append(f"a0.shape[{word.index(place)}] in {_WIDTHS}")
     served = compiled(reading.text(), names, ops=ops)
+    if (reason := _reaching(call, served, reading)) is not None:
+        return Proof(False, reason), ()
     tests += casting.tests(one.op, call, served, inputs[0], "a0")
     return proof, tuple(tests)
 
@@ -256,6 +263,31 @@ def _of_width(call: Callable[..., Any], candidate: Callable[..., Any], trace: Tr
     others = [{**sizes, letter: one.sizes[0][letter]} for sizes in one.sizes]
     widths = [{letter: width} for width in _WIDTHS]
     return letter not in reading.fixed and holds(others) and not trace.sized(plain=False) and holds(widths)
+
+
+@torch.no_grad()
+def _reaching(call: Callable[..., Any], served: Callable[..., Any], reading: _Reading) -> str | None:
+    """Why what is not finite in one token reaches other results than in the code, and what a token's size does; None
+    where it is alike. Definitions go token by token, which what serves a call may not do."""
+    one = reading.one
+    drawn = one.draw({**one.sizes[0], **reading.fixed, "L": _TOKENS}, 0)
+    for place, axes in enumerate(one.axes):
+        for value in (torch.nan, torch.inf, -torch.inf, 1e9, -1e9) if "L" in axes else ():
+            changed = drawn[place].clone()
+            changed[tuple(_AMID if letter == "L" else 0 for letter in axes)] = value
+            given = [changed if i == place else x for i, x in enumerate(drawn)]
+            exact = [reading.inward(given[i], i) for i in reading.order]
+            low = [x.float() for x in exact]
+            try:
+                wanted, own, actual = (flat(f(*x))[0] for f, x in ((call, exact), (call, low), (served, low)))
+            except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
+                return f"{type(error).__name__}: {error}"
+            if not torch.equal(own.isfinite(), actual.isfinite()):
+                return f"a token of {value} reaches other results"
+            apart = [((x - wanted).nan_to_num(0.0, 0.0, 0.0).norm()) for x in (own, actual)]
+            if apart[1] > _LOOSER * (apart[0] + 2.0**-24 * wanted.nan_to_num(0.0, 0.0, 0.0).norm()):
+                return f"a token of {value} leaves fewer digits"
+    return None
 
 
 @torch.no_grad()

@@ -157,8 +157,10 @@ def test_of_made(tree: ast.AST, function: types.FunctionType) -> Callable[[], bo
 
 def _meaning(kind: Any) -> tuple[Any, ...]:
     """What making a module and calling it comes to."""
-    hooks = len(_OF_ALL._global_forward_hooks), len(_OF_ALL._global_forward_pre_hooks)
-    return kind.__new__, kind.__init__, kind.__call__, kind.forward, type(kind).__call__, *hooks
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    hooks = (len(getattr(_OF_ALL, f"_global_{when}_hooks")) for when in kinds)
+    own = kind.__new__, kind.__init__, kind.__call__, getattr(kind, "_call_impl", None), kind.forward
+    return *own, type(kind).__call__, *hooks
 
 
 def _local_modules(tree: ast.FunctionDef, function: types.FunctionType) -> dict[str, ast.Call]:
