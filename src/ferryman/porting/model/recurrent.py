@@ -68,7 +68,7 @@ def _carried(
     result = place.id
     if result in mine or loads.count(result) != 2 or stores.count(result) != 1:
         return None
-    makers = {name: s for s in before if (name := _made(s, function)) is not None}
+    makers = {name: s for s in before if (name := _name_that_gets(s, function)) is not None}
     states = [n for n in dict.fromkeys(n for s in before for n in _outside_of_comprehensions(s)[1]) if n in mine]
     if result not in makers or any(n not in makers or n == loop.target.id for n in states):
         return None
@@ -103,7 +103,7 @@ def _outside_of_comprehensions(tree: ast.AST) -> tuple[list[str], list[str]]:
     return loads, stores
 
 
-def _made(statement: ast.stmt, function: types.FunctionType) -> str | None:
+def _name_that_gets(statement: ast.stmt, function: types.FunctionType) -> str | None:
     """The name that a statement gives to a list, or to a tensor, that it makes."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
     value = statement.value if isinstance(statement, ast.Assign) else None

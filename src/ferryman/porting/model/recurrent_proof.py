@@ -284,10 +284,14 @@ def _reaching(call: Callable[..., Any], served: Callable[..., Any], reading: _Re
                 return f"{type(error).__name__}: {error}"
             if not torch.equal(own.isfinite(), actual.isfinite()):
                 return f"a token of {value} reaches other results"
-            apart = [((x - wanted).nan_to_num(0.0, 0.0, 0.0).norm()) for x in (own, actual)]
-            if apart[1] > _LOOSER * (apart[0] + 2.0**-24 * wanted.nan_to_num(0.0, 0.0, 0.0).norm()):
+            own_error, served_error, size = (_length(x) for x in (own - wanted, actual - wanted, wanted))
+            if served_error > _LOOSER * (own_error + 2.0**-24 * size):
                 return f"a token of {value} leaves fewer digits"
     return None
+
+
+def _length(x: Tensor) -> float:
+    return float(x.nan_to_num(0.0, 0.0, 0.0).square().sum().sqrt())
 
 
 @torch.no_grad()
