@@ -11,6 +11,7 @@ from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 
 MAX_HEAD_DIM = 256
+OF_HOPPER = range(40, 257, 8)  # head sizes that the kernel for Hopper takes
 NO_DROPOUT = 0.0  # one object, by which dispatch knows a call that leaves it out
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ferryman.ops.attention import flex_variants
-from ferryman.ops.attention.arguments import hiding
+from ferryman.ops.attention.arguments import OF_HOPPER, hiding
 from ferryman.ops.clauses import (
     Clause,
     View,
@@ -186,10 +186,10 @@ _CAUSAL_SPAN = Clause(
 )
 _OF_HOPPER = (
     _HALF,
-    at_least("q.shape[-1]", 40),
-    at_most("q.shape[-1]", 256),
-    multiple_of("q.shape[-1]", 8),
-    multiple_of("v.shape[-1]", 8),
+    at_least("q.shape[-1]", OF_HOPPER.start),
+    at_most("q.shape[-1]", OF_HOPPER[-1]),
+    multiple_of("q.shape[-1]", OF_HOPPER.step),
+    multiple_of("v.shape[-1]", OF_HOPPER.step),
     at_least("v.shape[-1]", 8),
     _NO_DROPOUT,
     _NO_WIDER,

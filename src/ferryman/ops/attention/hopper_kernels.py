@@ -49,7 +49,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
-from ferryman.ops.attention.arguments import hiding
+from ferryman.ops.attention.arguments import OF_HOPPER, hiding
 from ferryman.ops.attention.hopper_tile_kernels import described
 from ferryman.ops.attention.key_mask_kernels import FACTS, keys_of_mask
 from ferryman.ops.attention.pair_mask_kernels import ROWS, tiles_of_mask
@@ -1180,7 +1180,7 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     range or a mask of keys; causal ones in a window, without and with sinks, and with a soft cap, without a window and
     in one; and with a mask of pairs, without and with sinks."""
     kind = getattr(torch, dtype)
-    dims = tuple(d for d in head_dims if d % 8 == 0 and 40 <= d <= HEAD_DIMS[-1])
+    dims = tuple(d for d in head_dims if d in OF_HOPPER)
     if not runs_on(target) or kind == torch.float32 or not dims:
         return []
     plain = [

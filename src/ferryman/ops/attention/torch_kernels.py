@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.ops.attention.arguments import hiding, like_gradients, stored_by_rows
+from ferryman.ops.attention.arguments import OF_HOPPER, hiding, like_gradients, stored_by_rows
 from ferryman.ops.attention.dropout_kernels import kept_factor
 from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks, sinks_share, with_sinks
 from ferryman.ops.attention.window_kernels import last_keys
@@ -477,6 +477,7 @@ def _vectorised_when_traced(x: Tensor) -> bool:
     return _noted_offset() == 1 and batch % words == 0 and head % words == 0 and row % words == 0
 
 
+_LEAST, _MOST, _STEP = OF_HOPPER[0], OF_HOPPER[-1], OF_HOPPER.step  # numbers, which Dynamo reads
 _MUCH = 1 << 33  # products; computed: `triton.hopper` then saves the device more than the op costs the host
 
 
@@ -484,7 +485,9 @@ def _hoppers_when_traced(q: Tensor, k: Tensor, causal: bool, window: int | None,
     """Whether a bool mask, or a causal window, is a matter of the op's own kernel for Hopper."""
     (batch, heads, queries, dim), keys = q.shape, k.shape[2]
     hiding = causal if mask is None else mask.dtype == torch.bool
-    if not hiding or (mask is None and window is None) or dim % 8 or not 40 <= dim <= 256 or queries < 128:
+    if not hiding or (mask is None and window is None) or queries < 128:
+        return False
+    if dim % _STEP or not _LEAST <= dim <= _MOST:
         return False
     return bool(batch * heads * queries * (keys if window is None else min(keys, window)) * dim >= _MUCH)
 

@@ -129,11 +129,7 @@ def _options(
             continue
         for renormalise in (True, False):
             plain = bounds.shares(logits, chosen, scoring, renormalise)
-            largest = int(plain.argmax())
-            written = float(
-                f"{float(wanted.flatten()[largest] / plain.flatten()[largest]):.9g}"
-            )  # a number in the code
-            for scale in dict.fromkeys((*scales, written) if math.isfinite(written) and written > 0 else scales):
+            for scale in dict.fromkeys((*scales, *_written(wanted, plain))):
                 if bool(((plain * scale - wanted).abs() <= _SAME * wanted.abs().amax(-1, keepdim=True)).all()):
                     yield scoring, (g, c), renormalise, scale
 
@@ -150,3 +146,11 @@ def _draw(width: int, scoring: str, seed: int, deep: bool = True) -> tuple[Tenso
     shape = {1: (2, 5, width) if deep else (5, width), 5: (1, width)}.get(seed, (_TOKENS, width))
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     return (x * {2: 3.0, 3: 30.0 if scoring == "softmax" else 6.0, 4: 2.0**-10}.get(seed, 1.0),)
+
+
+def _written(wanted: Tensor, plain: Tensor) -> Iterator[float]:
+    """The scale of the largest weight, as code would write it, if that is one."""
+    largest = int(plain.argmax())
+    scale = float(f"{float(wanted.flatten()[largest] / plain.flatten()[largest]):.9g}")
+    if math.isfinite(scale) and scale > 0:
+        yield scale
