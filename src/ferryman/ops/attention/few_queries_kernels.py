@@ -2,7 +2,8 @@
 
 The query rows of a KV head's whole group are one tile of 16, which the keys go by; each block of them is written to dK
 and dV at once, and dQ is summed in registers. The keys of a head are divided over programs, whose float32 parts of dQ a
-second kernel adds in order: no atomics, bitwise repeatable. Limit: the bytes of K, V, dK and dV.
+second kernel adds in order: no atomics, bitwise repeatable. Limit: the bytes of K, V, dK and dV, and of a mask. Keys
+that no row sees by the window, the sequence and the chunk are not read: their gradients are 0.
 
 Same meaning and rounding points as ``triton_kernels.attention_backward``, which serves whatever the menu keeps from it.
 """
@@ -18,12 +19,27 @@ import triton.language as tl
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.sinks_kernels import delta_of
-from ferryman.ops.attention.tile_kernels import LOG2E, _hide_queries, _in_units, _load_rows, _place, _wide
+from ferryman.ops.attention.tile_kernels import (
+    LOG2E,
+    _add_mask,
+    _hide_keys,
+    _in_units,
+    _key_ranges,
+    _load_rows,
+    _mask_index,
+    _own_keys,
+    _place,
+    _saturation,
+    _sequence,
+    _wide,
+)
 from ferryman.ops.attention.tiling_kernels import Config, _block_d, _family
 from ferryman.ops.attention.triton_kernels import (
+    _mask_arguments,
     _num_splits,
     _options,
     _precision,
+    _score_factors,
     _too_wide,
     _unit,
     _unit_last,
@@ -46,18 +62,22 @@ def _few_range(
     v,
     grad_k,
     grad_v,
+    mask,
     lse,
     delta,
-    query,
     query_inside,
+    position,
+    first,
+    past,
     lo,
     hi,
-    num_queries,
     num_keys,
     window,
     stride_kn,
     stride_vn,
+    stride_mask_n,
     score_scale,
+    score_cap,
     grad_scale,
     apart,
     HEAD_DIM: tl.constexpr,
@@ -65,6 +85,9 @@ def _few_range(
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    MASK: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -72,7 +95,8 @@ def _few_range(
 ):
     """dK and dV of keys [lo, hi) are written, their part of dQ is added. Scores are kept transposed, (keys, queries).
 
-    EDGE: a block may reach beyond the keys, the diagonal or the window. Query rows beyond the end are hidden always.
+    EDGE: a block may reach beyond the keys, the diagonal, the window, the sequence or the chunk. Query rows beyond the
+    end are hidden always. ``mask``: where each row's begins.
     """
     tile = tl.arange(0, BLOCK_N)
     offsets = tile
@@ -85,27 +109,24 @@ def _few_range(
         k_tile = _load_rows(k + _wide(start) * stride_kn, stride_kn, offsets, left, HEAD_DIM, BLOCK_D, EDGE)
         v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, offsets, left, HEAD_DIM, BLOCK_D, EDGE)
         scores = tl.dot(k_tile, tl.trans(q), input_precision=PRECISION) * score_scale
+        slope = scores
+        if HAS_CAP:
+            scores, slope = _saturation(scores)
+            scores = scores * score_cap
         dp = tl.dot(v_tile, tl.trans(do), input_precision=PRECISION)
+        if MASK > 0:
+            pointers = mask + (_wide(start) * stride_mask_n + offsets * stride_mask_n)[:, None]
+            scores = _add_mask(scores, pointers, query_inside, (tile < left)[:, None], MASK, FOLD, EDGE)
         if EDGE:
-            scores = _hide_queries(
-                scores,
-                query,
-                query_inside,
-                (start + tile)[:, None],
-                num_queries,
-                num_keys,
-                window,
-                0,
-                0,
-                CAUSAL,
-                HAS_WINDOW,
-                False,
-                FOLD,
+            keys = (start + tile)[:, None]
+            scores = _hide_keys(
+                scores, position, keys, num_keys, window, first, past, CAUSAL, HAS_WINDOW, BOUNDED, FOLD
             )
-        else:
-            scores = tl.where(query_inside, scores, float("-inf"))
+        scores = tl.where(query_inside, scores, float("-inf"))
         p = tl.exp2(scores - lse)
         ds = p * (dp - delta)
+        if HAS_CAP:
+            ds = ds * slope
         inside = query_inside  # 0 * v is NaN where v is Inf, and so is do * 0 where do is
         if EDGE:
             inside = inside & (tile < left)[:, None]
@@ -127,14 +148,39 @@ def _few_range(
     return dq
 
 
-_SIZES = ["num_heads", "group", "num_queries", "num_keys", "window", "apart_q", "apart_k"]
+@triton.jit
+def _without_gradients(
+    grad_k,
+    grad_v,
+    lo,
+    hi,
+    num_keys,
+    apart,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """0 for dK and dV of the keys [lo, hi), which no row sees."""
+    tile = tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, BLOCK_D)
+    zeros = tl.zeros([BLOCK_N, BLOCK_D], grad_k.dtype.element_ty)
+    for start in tl.range(lo, hi, BLOCK_N):
+        where = _wide(start) * apart * HEAD_DIM + (tile[:, None] * (apart * HEAD_DIM) + cols[None, :])
+        stored = (tile < num_keys - start)[:, None] & (cols < HEAD_DIM)[None, :]
+        tl.store(grad_k + where, zeros, mask=stored)
+        tl.store(grad_v + where, zeros, mask=stored)
 
 
-@triton.jit(do_not_specialize=[*_SIZES, "score_scale", "grad_scale"])
+_SIZES = ["num_heads", "group", "num_queries", "num_keys", "window", "chunk", "apart_q", "apart_k"]
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "score_scale", "score_cap", "grad_scale"])
 def attention_backward_few(
     q,
     k,
     v,
+    mask,
+    key_range,
     out,
     grad_out,
     grad_lse,
@@ -157,14 +203,20 @@ def attention_backward_few(
     stride_gb,
     stride_gh,
     stride_gm,
+    stride_mask_b,
+    stride_mask_h,
+    stride_mask_m,
+    stride_mask_n,
     num_heads,
     group,
     num_queries,
     num_keys,
     window,
+    chunk,
     apart_q,
     apart_k,
     score_scale,
+    score_cap,
     grad_scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -172,6 +224,9 @@ def attention_backward_few(
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    MASK: tl.constexpr,
     HAS_GRAD_LSE: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
@@ -215,16 +270,77 @@ def attention_backward_few(
     v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh
     grad_k += _place(head_id, 0, num_keys, apart_k) * HEAD_DIM
     grad_v += _place(head_id, 0, num_keys, apart_k) * HEAD_DIM
+    begin, end = _sequence(key_range, batch, num_keys, BOUNDED)
+    position = query + (end - num_queries)
+    own_first = position
+    own_past = position
+    if BOUNDED:
+        own_first, own_past = _own_keys(position, begin, end, chunk)
+    mask_rows = mask
+    if MASK > 0:
+        mask_row = _mask_index(wide_query, num_queries, FOLD)
+        mask_rows = (
+            mask + (_wide(batch) * stride_mask_b + wide_head * stride_mask_h + mask_row * stride_mask_m)[None, :]
+        )
     share = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), tl.num_programs(1)) * BLOCK_N
     lo = tl.program_id(1) * share
     hi = tl.minimum(lo + share, num_keys)
-    full = num_keys
-    if CAUSAL:
-        full = tl.maximum(num_keys - num_queries + 1, 0)  # keys that every row sees
-    if HAS_WINDOW:
-        full = 0
-    full = tl.maximum(tl.minimum(full // BLOCK_N * BLOCK_N, hi), lo)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    full = lo  # where the blocks that every row sees whole end
+    seen_hi = hi
+    if HAS_WINDOW or BOUNDED:
+        full, seen_hi, _, _ = _key_ranges(
+            0, num_queries - 1, num_queries, begin, end, window, chunk, BLOCK_N, CAUSAL, HAS_WINDOW, BOUNDED
+        )
+        full = tl.maximum(tl.minimum(full, hi), lo)
+        seen_hi = tl.maximum(tl.minimum(tl.cdiv(tl.maximum(seen_hi, 0), BLOCK_N) * BLOCK_N, hi), full)
+        _without_gradients(grad_k, grad_v, lo, full, num_keys, apart_k, HEAD_DIM, BLOCK_D, BLOCK_N)
+        _without_gradients(grad_k, grad_v, seen_hi, hi, num_keys, apart_k, HEAD_DIM, BLOCK_D, BLOCK_N)
+    else:
+        if CAUSAL:
+            full = tl.maximum(num_keys - num_queries + 1, 0)
+        else:
+            full = num_keys
+        full = tl.maximum(tl.minimum(full // BLOCK_N * BLOCK_N, hi), lo)
+        dq = _few_range(
+            dq,
+            q_tile,
+            do_tile,
+            k,
+            v,
+            grad_k,
+            grad_v,
+            mask_rows,
+            row_lse[None, :],
+            row_delta[None, :],
+            row_inside[None, :],
+            position[None, :],
+            own_first[None, :],
+            own_past[None, :],
+            lo,
+            full,
+            num_keys,
+            window,
+            stride_kn,
+            stride_vn,
+            stride_mask_n,
+            score_scale,
+            score_cap,
+            grad_scale,
+            apart_k,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_N,
+            CAUSAL,
+            HAS_WINDOW,
+            BOUNDED,
+            HAS_CAP,
+            MASK,
+            WIDE,
+            FOLD,
+            PRECISION,
+            False,
+        )
     dq = _few_range(
         dq,
         q_tile,
@@ -233,18 +349,22 @@ def attention_backward_few(
         v,
         grad_k,
         grad_v,
+        mask_rows,
         row_lse[None, :],
         row_delta[None, :],
-        query[None, :],
         row_inside[None, :],
-        lo,
+        position[None, :],
+        own_first[None, :],
+        own_past[None, :],
         full,
-        num_queries,
+        seen_hi,
         num_keys,
         window,
         stride_kn,
         stride_vn,
+        stride_mask_n,
         score_scale,
+        score_cap,
         grad_scale,
         apart_k,
         HEAD_DIM,
@@ -252,38 +372,9 @@ def attention_backward_few(
         BLOCK_N,
         CAUSAL,
         HAS_WINDOW,
-        WIDE,
-        FOLD,
-        PRECISION,
-        False,
-    )
-    dq = _few_range(
-        dq,
-        q_tile,
-        do_tile,
-        k,
-        v,
-        grad_k,
-        grad_v,
-        row_lse[None, :],
-        row_delta[None, :],
-        query[None, :],
-        row_inside[None, :],
-        full,
-        hi,
-        num_queries,
-        num_keys,
-        window,
-        stride_kn,
-        stride_vn,
-        score_scale,
-        grad_scale,
-        apart_k,
-        HEAD_DIM,
-        BLOCK_D,
-        BLOCK_N,
-        CAUSAL,
-        HAS_WINDOW,
+        BOUNDED,
+        HAS_CAP,
+        MASK,
         WIDE,
         FOLD,
         PRECISION,
@@ -352,6 +443,9 @@ def attention_backward(
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
     scale = dim**-0.5 if scale is None else scale
+    score_scale, score_cap = _score_factors(scale, softcap)
+    mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
+    key_range = None if key_range is None else key_range.contiguous()
     config = _config(target, dim)
     splits = _num_splits(target, batch * kv_heads, keys)
     parts = torch.empty((splits, *grad_q.shape), dtype=torch.float32, device=q.device)
@@ -361,6 +455,8 @@ def attention_backward(
         q,
         k,
         v,
+        mask,
+        key_range,
         out,
         grad_out,
         grad_lse,
@@ -373,14 +469,17 @@ def attention_backward(
         *v.stride()[:3],
         *out.stride()[:3],
         *grad_out.stride()[:3],
+        *mask_strides,
         heads,
         heads // kv_heads,
         queries,
         keys,
         min(window or 0, queries + keys),
+        min(chunk or 0, queries + keys),
         apart_q,
         apart_k,
-        scale * LOG2E.value,
+        score_scale,
+        score_cap,
         scale,
         device=q.device,
         HEAD_DIM=dim,
@@ -389,8 +488,11 @@ def attention_backward(
         BLOCK_N=config.block_n,
         CAUSAL=causal,
         HAS_WINDOW=window is not None,
+        BOUNDED=key_range is not None or chunk is not None,
+        HAS_CAP=softcap > 0,
+        MASK=mask_kind,
         HAS_GRAD_LSE=grad_lse is not None,
-        WIDE=_too_wide(config.block_n * max(k.stride(2), v.stride(2))),
+        WIDE=_too_wide(config.block_n * max(k.stride(2), v.stride(2), mask_strides[3])),
         FOLD=target.vendor == "amd",
         PRECISION=_precision(q.dtype),
         UNIT=_unit(q, k, v, out, grad_out),
@@ -415,10 +517,19 @@ def attention_backward(
 def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
-    """What `attention_backward` compiles: without and with a window."""
+    """What `attention_backward` compiles: plain calls, a window, a mask of keys, a key range, and all at once."""
     kind = getattr(torch, dtype)
     if kind == torch.float32 or _family(target) == "rdna":
         return []
-    plain = (0.0, None, None, None, None, 0.0, None)
-    few = [f for f in forms(target, kind, head_dims) if f[0].shape[2] == 1 and f[6:] == plain]
-    return recorded([functools.partial(attention_backward, *(*backward_arguments(f, False), target)) for f in few])
+    made = []
+    for form in forms(target, kind, head_dims):
+        if form[0].shape[2] != 1:
+            continue
+        made.append(form)
+        if form[5] is None:
+            *before, _, sinks, _, chunk, dropout_p, seed = form
+            keys = torch.empty((form[0].shape[0], 1, 1, 4096), dtype=torch.bool, device="meta")
+            bounds = torch.empty((form[0].shape[0], 2), dtype=torch.int32, device="meta")
+            made.append((*before, keys, sinks, None, chunk, dropout_p, seed))
+            made.append((*before, None, sinks, bounds, chunk, dropout_p, seed))
+    return recorded([functools.partial(attention_backward, *(*backward_arguments(f, False), target)) for f in made])

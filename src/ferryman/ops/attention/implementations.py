@@ -188,8 +188,6 @@ IMPLEMENTATIONS = menu(
         when=(
             *_DOT,
             _HALF,
-            *_PLAIN[1:],
-            *_ALL_KEYS,
             _NO_DROPOUT,
             _ONE_WIDTH,
             _ONE_TILE,
