@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import os
 import subprocess
@@ -84,24 +83,40 @@ def simulable(backend: str) -> list[str]:
 LEFT_OUT = {("ssd_scan", "mi355x")}
 OPS = sorted({*simulable("triton"), *simulable("hip")})
 FAMILY = {op: registry.family_of(registry.primitive(op)).name for op in OPS}
+CELLS_OF_A_PART = 170  # about as many seconds of CPU
+
+
+def parts_of() -> dict[str, int]:
+    """In how many parts a family's cells are run: two at least, and no multiple of 3, so that a case has another dtype
+    when its part comes again."""
+    cells = Counter[str]()
+    for op in OPS:
+        lines = [line for line in registry.implementations(op) if line.backend in ("triton", "hip")]
+        cells[FAMILY[op]] += len(lines) * len(cases_of(registry.primitive(op)))
+    parts = {family: max(2, round(count / CELLS_OF_A_PART)) for family, count in cells.items()}
+    return {family: n + 1 if n % 3 == 0 else n for family, n in parts.items()}
+
+
+PARTS = parts_of()
+EVERY = [(f, device, part) for f in sorted(PARTS) for device in ("mi300x", "mi355x") for part in range(PARTS[f])]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.alternate("device", "half")
-@pytest.mark.parametrize("half", (0, 1))
-@pytest.mark.parametrize(("family", "device"), [*itertools.product(sorted({*FAMILY.values()}), ("mi300x", "mi355x"))])
-def test_every_op_on_the_simulated_device(family: str, device: str, half: int) -> None:
-    """MI300X: each case in one dtype, another each week. MI355X: all in bfloat16. CI takes half of the cases of one of
-    both each week: rows of ferryman.yaml run every op in every dtype there, but for HIP's on the MI355X. A family's ops
-    share a process, whose start costs as much as a small op, and what it compiled."""
+@pytest.mark.alternate("device", "part")
+@pytest.mark.parametrize(("family", "device", "part"), EVERY)
+def test_every_op_on_the_simulated_device(family: str, device: str, part: int) -> None:
+    """MI300X: each case in one dtype, another each week. MI355X: all in bfloat16. CI takes one part of the cases of one
+    of both each week: rows of ferryman.yaml run every op in every dtype there, but for HIP's on the MI355X. A family's
+    ops share a process, whose start costs as much as a small op, and what it compiled."""
+    parts = PARTS[family]
     ops = [op for op in OPS if FAMILY[op] == family and (op, device) not in LEFT_OUT]
     week = datetime.datetime.now(datetime.timezone.utc).isocalendar().week
     dtypes = ("bf16",) if device == "mi355x" else tuple(DTYPES[(i + week) % 3] for i in range(3))
-    counts = check(device, ops=ops, dtypes=dtypes, jobs=1, thin=True, share=(half, 2))
+    counts = check(device, ops=ops, dtypes=dtypes, jobs=1, thin=True, share=(part, parts))
     for op in ops:
         cells = sum(
-            (c * len(dtypes) + c % len(dtypes)) % 2 == half for c in range(len(cases_of(registry.primitive(op))))
+            (c * len(dtypes) + c % len(dtypes)) % parts == part for c in range(len(cases_of(registry.primitive(op))))
         )
         # some refuse a dtype, or odd sizes; where each case has one dtype, what refuses the case's own counts more
         least = cells / (3 if device == "mi355x" else 4)
@@ -169,14 +184,17 @@ VARIANTS = [
 @pytest.mark.alternate()
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(next(iter(v.items()))))
 def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
-    """Each on the ops and dtypes whose instructions it is about, in CI every other week."""
+    """Each on the ops and dtypes whose instructions it is about, in CI every other week: a part of their cases, another
+    each week."""
     if "estimates" in variant:
         ops, dtypes = ["rms_norm", "softmax", "silu_mul"], ["bf16", "f32"]
     elif "xf32" in variant:
         ops, dtypes = ["linear"], ["f32"]
     else:
         ops, dtypes = ["linear", "attention"], ["bf16"]
-    counts = check("mi300x", ops=ops, dtypes=dtypes, assumptions=Assumptions(**variant))
+    parts = max(PARTS[FAMILY[op]] for op in ops)
+    share = datetime.datetime.now(datetime.timezone.utc).isocalendar().week % parts, parts
+    counts = check("mi300x", ops=ops, dtypes=dtypes, assumptions=Assumptions(**variant), share=share)
     assert simulated_by("triton", counts) >= 20
 
 

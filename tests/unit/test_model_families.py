@@ -43,7 +43,7 @@ SAMPLE = (
     "torchaudio_conformer",
 )
 
-# Those that take more than 10 s of CPU. All come every fourth week: weekly, they took a third of a share of slow tests.
+# Those that take more than 10 s of CPU. All come weekly.
 LONG = (
     "bloom",
     "yolos",
@@ -110,8 +110,7 @@ def _needs(name: str) -> None:
 
 
 def _others() -> list[Any]:
-    rest = [name for name in FAMILIES if name not in SAMPLE]
-    return [pytest.param(n, marks=pytest.mark.alternate(weeks=4)) for n in rest]
+    return [name for name in FAMILIES if name not in SAMPLE]
 
 
 @pytest.mark.slow

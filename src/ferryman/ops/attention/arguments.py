@@ -15,6 +15,12 @@ OF_HOPPER = range(40, 257, 8)  # head sizes that the kernel for Hopper takes
 NO_DROPOUT = 0.0  # one object, by which dispatch knows a call that leaves it out
 
 
+def most_rows(head_dim: int) -> int:
+    """How many query rows for a key head a tile of Hopper's has at most on the backward pass: more, of wide heads, do
+    not fit beside K and V."""
+    return 128 if head_dim <= 128 else 64
+
+
 def hiding(
     q: Tensor, k: Tensor, causal: bool, window: int | None, key_range: Tensor | None, chunk: int | None
 ) -> tuple[int | None, int | None]:

@@ -7,15 +7,17 @@ from typing import Any
 import torch
 
 from ferryman.ops.attention import flex_variants
-from ferryman.ops.attention.arguments import OF_HOPPER, hiding
+from ferryman.ops.attention.arguments import OF_HOPPER, hiding, most_rows
 from ferryman.ops.clauses import (
     Clause,
     View,
     absent,
     at_least,
     at_most,
+    both,
     compiled,
     dtypes,
+    either,
     feature,
     multiple_of,
     one_of,
@@ -107,6 +109,18 @@ _TILES = Clause(
     _rows_of_a_head,
     lambda rows: rows > _FEW,
 )
+_FEW_ROWS = either(
+    _ONE_TILE,
+    both(
+        feature("wgmma"),
+        Clause(
+            "as many rows of queries for a key head (Sq * H / Hk) as a tile has: 128, of a head size above 128 64",
+            _ONE_TILE.facts,
+            lambda view: (_rows_of_a_head(view), int(view.args["q"].shape[3])),
+            lambda m: m[0] <= most_rows(m[1]),
+        ),
+    ),
+)
 _MASKED = Clause(
     "a mask",
     ("mask",),
@@ -196,6 +210,7 @@ _OF_HOPPER = (
     at_least("q.shape[2]", 64),
 )
 _ON_HOPPER = (compiled(), feature("wgmma"), release("triton", "3.6"), *_OF_HOPPER)
+_BACKWARD_OF_FEW_ROWS = (_HALF, _NO_DROPOUT, _ONE_WIDTH, _FEW_ROWS, _NO_BIAS_GRADIENT)
 _BACKWARD_OF_HOPPER = (one_of("q.shape[-1]", 64, 128), _ONE_WIDTH)
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, _NO_DROPOUT, *_UNIT)
 # FlashAttention takes one width: narrower values, as in MLA, go beside columns of zeros

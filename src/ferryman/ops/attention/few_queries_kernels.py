@@ -1,6 +1,6 @@
 """Attention's backward pass where few query rows meet many keys (decoding), in Triton: K and V are read once.
 
-The query rows of a KV head's whole group are one tile of 16, which the keys go by; each block of them is written to dK
+The query rows of a KV head's whole group are one tile, which the keys go by; each block of them is written to dK
 and dV at once, and dQ is summed in registers. The keys of a head are divided over programs, whose float32 parts of dQ a
 second kernel adds in order: no atomics, bitwise repeatable. Limit: the bytes of K, V, dK and dV, and of a mask. Keys
 that no row sees by the window, the sequence and the chunk are not read: their gradients are 0.
@@ -11,6 +11,7 @@ Same meaning and rounding points as ``triton_kernels.attention_backward``, which
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 import triton
@@ -18,6 +19,7 @@ import triton.language as tl
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention.arguments import most_rows
 from ferryman.ops.attention.sinks_kernels import delta_of
 from ferryman.ops.attention.tile_kernels import (
     LOG2E,
@@ -36,10 +38,10 @@ from ferryman.ops.attention.tile_kernels import (
 from ferryman.ops.attention.tiling_kernels import Config, _block_d, _family
 from ferryman.ops.attention.triton_kernels import (
     _mask_arguments,
-    _num_splits,
     _options,
     _precision,
     _score_factors,
+    _splits_wanted,
     _too_wide,
     _unit,
     _unit_last,
@@ -51,6 +53,7 @@ from ferryman.ops.attention.triton_kernels import (
 )
 
 _ROWS = 16  # the least that a matrix unit takes
+_SPILLS = 64  # bytes a thread, of many rows on Hopper: twice the warps take longer
 
 
 @triton.jit
@@ -186,6 +189,7 @@ def attention_backward_few(
     grad_lse,
     lse,
     parts,
+    delta,
     grad_k,
     grad_v,
     stride_qb,
@@ -228,12 +232,14 @@ def attention_backward_few(
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
     HAS_GRAD_LSE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (batch * KV heads, splits). parts (splits, as dQ lies) float32: dQ, before its scale, of a share of keys.
+    With sinks delta, as lse: rowsum(out * grad_out) - grad_lse.
     A tile's rows are (query, head of the group) pairs, query-major."""
     stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
     stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
@@ -263,6 +269,8 @@ def attention_backward_few(
     row_delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     if HAS_GRAD_LSE:
         row_delta -= tl.load(grad_lse + per_row, mask=row_inside, other=0.0).to(tl.float32)
+    if HAS_SINKS and tl.program_id(1) == 0:
+        tl.store(delta + per_row, row_delta, mask=row_inside)
     row_lse = tl.load(lse + per_row, mask=row_inside, other=float("-inf")) * LOG2E
     row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)  # rows that see nothing: P = exp2(-inf) = 0
 
@@ -397,15 +405,23 @@ def attention_backward_few_sum(parts, grad_q, elements, splits, grad_scale, BLOC
     tl.store(grad_q + index, (total * grad_scale).to(grad_q.dtype.element_ty), mask=inside)
 
 
-def _config(target: Target, head_dim: int) -> Config:
-    wide = _block_d(head_dim) > 128
+def _config(target: Target, head_dim: int, rows: int, rich: bool) -> Config:
+    """The tile of so many query rows for a key head, a power of two of them, and how many keys go by at once. ``rich``:
+    a soft cap beside what hides keys, whose values take registers."""
+    tile, side = max(_ROWS, triton.next_power_of_2(rows)), _block_d(head_dim)
     if target.vendor == "amd":
-        return Config(_ROWS, 16 if wide else 32, 8, 1, {"matrix_instr_nonkdim": 16, "waves_per_eu": 2})
-    if _family(target) == "nvidia-227k" and not wide:
-        return Config(_ROWS, 64 if head_dim <= 64 else 32, 4, 3)
-    if target.vendor == "nvidia" and not wide:
-        return Config(_ROWS, 32, 4, 2)
-    return Config(_ROWS, 32, 8, 2)
+        return Config(tile, 16 if side > 128 else 32, 8, 1, {"matrix_instr_nonkdim": 16, "waves_per_eu": 2})
+    if _family(target) != "nvidia-227k":
+        return Config(tile, 32, 8 if side > 128 else 4, 2)
+    many = tile > _ROWS and (rich or side > 128 or tile * side > 64 * 128)
+    keys = 16 if side > 128 and tile == _ROWS else 64 if side <= 64 and tile <= 64 and not many else 32
+    return Config(tile, keys, 8 if many else 4, 3)
+
+
+def _splits(target: Target, programs: int, keys: int, tile: int) -> int:
+    """Pieces of a head's keys. Each writes a part of a tile's dQ, which is read again: of more rows fewer pieces."""
+    most = max(keys // 256, min(keys // max(64, 2 * tile), 1024 // tile), 1)
+    return min(_splits_wanted(target, programs), most, 128)
 
 
 def attention_backward(
@@ -433,12 +449,8 @@ def attention_backward(
     kv_heads, keys = k.shape[1], k.shape[2]
     grad_q, grad_k, grad_v = gradients(q, k, v)
     apart_q, apart_k = row_steps(q, k, v)
-
-    def others() -> tuple[torch.Tensor, torch.Tensor]:
-        return rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
-
     if q.numel() == 0 or k.numel() == 0:
-        return grad_q, grad_k, grad_v, *others()
+        return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
     q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
@@ -446,9 +458,12 @@ def attention_backward(
     score_scale, score_cap = _score_factors(scale, softcap)
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
     key_range = None if key_range is None else key_range.contiguous()
-    config = _config(target, dim)
-    splits = _num_splits(target, batch * kv_heads, keys)
+    bounded = key_range is not None or chunk is not None
+    hidden = bounded or window is not None or mask is not None
+    config = _config(target, dim, queries * (heads // kv_heads), softcap > 0 and hidden)
+    splits = _splits(target, batch * kv_heads, keys, config.block_m)
     parts = torch.empty((splits, *grad_q.shape), dtype=torch.float32, device=q.device)
+    delta = lse if sinks is None else torch.empty_like(lse)
     launch(
         attention_backward_few,
         (batch * kv_heads, splits),
@@ -462,6 +477,7 @@ def attention_backward(
         grad_lse,
         lse,
         parts,
+        delta,
         grad_k,
         grad_v,
         *q.stride()[:3],
@@ -488,10 +504,11 @@ def attention_backward(
         BLOCK_N=config.block_n,
         CAUSAL=causal,
         HAS_WINDOW=window is not None,
-        BOUNDED=key_range is not None or chunk is not None,
+        BOUNDED=bounded,
         HAS_CAP=softcap > 0,
         MASK=mask_kind,
         HAS_GRAD_LSE=grad_lse is not None,
+        HAS_SINKS=sinks is not None,
         WIDE=_too_wide(config.block_n * max(k.stride(2), v.stride(2), mask_strides[3])),
         FOLD=target.vendor == "amd",
         PRECISION=_precision(q.dtype),
@@ -511,13 +528,14 @@ def attention_backward(
         num_warps=4,
         num_stages=1,
     )
-    return grad_q, grad_k, grad_v, *others()
+    return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta, lse)
 
 
 def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
-    """What `attention_backward` compiles: plain calls, a window, a mask of keys, a key range, and all at once."""
+    """What `attention_backward` compiles: plain calls, a window, a mask of keys, a key range, all at once; on Hopper
+    the first and the last with every number of rows that a tile has."""
     kind = getattr(torch, dtype)
     if kind == torch.float32 or _family(target) == "rdna":
         return []
@@ -526,10 +544,16 @@ def specialisations(
         if form[0].shape[2] != 1:
             continue
         made.append(form)
+        for queries in (8, 16, 32) if "wgmma" in target.features and (form[7] is None) == (form[5] is None) else ():
+            if queries * 4 <= most_rows(form[0].shape[3]):
+                rows = None if form[7] is None else torch.empty((2, 1, queries, 4096), dtype=kind, device="meta")
+                q = torch.empty((2, 32, queries, form[0].shape[3]), dtype=kind, device="meta")
+                made.append((q, *form[1:7], rows, *form[8:]))
         if form[5] is None:
             *before, _, sinks, _, chunk, dropout_p, seed = form
             keys = torch.empty((form[0].shape[0], 1, 1, 4096), dtype=torch.bool, device="meta")
             bounds = torch.empty((form[0].shape[0], 2), dtype=torch.int32, device="meta")
             made.append((*before, keys, sinks, None, chunk, dropout_p, seed))
             made.append((*before, None, sinks, bounds, chunk, dropout_p, seed))
-    return recorded([functools.partial(attention_backward, *(*backward_arguments(f, False), target)) for f in made])
+    calls = [functools.partial(attention_backward, *(*backward_arguments(form, False), target)) for form in made]
+    return [replace(one, spills_allowed=_SPILLS if target.arch == "sm_90" else 0) for one in recorded(calls)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ferryman.ops.attention.conditions import (
     _ADDED,
     _ALL_KEYS,
+    _BACKWARD_OF_FEW_ROWS,
     _BACKWARD_OF_HOPPER,
     _BIAS_GRADIENT,
     _CAUSAL_SPAN,
@@ -17,34 +18,32 @@ from ferryman.ops.attention.conditions import (
     _FLASH_AMD,
     _FLASH_NVIDIA,
     _FLEX,
-    _HALF,
     _MASK_OF_HOPPER,
     _MASKED,
     _NO_BIAS_GRADIENT,
-    _NO_DROPOUT,
     _NO_LSE,
     _NUMBERED,
     _ON_HOPPER,
     _ONE_TILE,
-    _ONE_WIDTH,
     _OWN,
     _PLAIN,
-    _TILES,
     _TRACED,
 )
 from ferryman.ops.attention.leads import (
     _BEFORE_HOPPERS,
     _FEW_ON_A_CACHE,
     _FLASH_LEADS,
+    _GRADIENTS_OF_CUDNN,
     _HIDING,
     _LITTLE_GRADIENTS,
     _LITTLE_WORK,
+    _MASKED_GRADIENTS_OF_CUDNN,
     _MASKED_ROWS,
     _MUCH_TO_SKIP,
     _RANGE_OF_MUCH,
     _READ_BY_CUDNN,
 )
-from ferryman.ops.clauses import absent, lacking, positive, unless
+from ferryman.ops.clauses import absent, lacking, positive
 from ferryman.ops.menu import Implementation, menu
 
 IMPLEMENTATIONS = menu(
@@ -91,6 +90,7 @@ IMPLEMENTATIONS = menu(
         name="torch.cudnn",
         where=":attention_backward_cudnn",
         when=(*_CUDNN, absent("mask"), *_ALL_KEYS, *_NO_LSE),
+        leads=_GRADIENTS_OF_CUDNN,
         **_ADDED,
     ),
     # rows that see nothing come to cuDNN with a log-sum-exp of +inf
@@ -99,7 +99,7 @@ IMPLEMENTATIONS = menu(
         name="torch.cudnn_masked",
         where=":attention_backward_cudnn",
         when=(*_CUDNN_ANY, _MASKED, *_ALL_KEYS, *_NO_LSE),
-        leads=(_TILES, unless(_LITTLE_GRADIENTS)),
+        leads=_MASKED_GRADIENTS_OF_CUDNN,
         **_ADDED,
     ),
     Implementation(
@@ -185,15 +185,7 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="triton.decode",
         where="few_queries_kernels",
-        when=(
-            *_DOT,
-            _HALF,
-            _NO_DROPOUT,
-            _ONE_WIDTH,
-            _ONE_TILE,
-            lacking("wmma"),
-            _NO_BIAS_GRADIENT,
-        ),
+        when=(*_DOT, *_BACKWARD_OF_FEW_ROWS, lacking("wmma")),
         roundings=("p", "ds"),
         replayable=True,
         partial=True,

@@ -6,6 +6,7 @@ import torch
 
 from ferryman.ops.attention.conditions import (
     _ALL_KEYS,
+    _BACKWARD_OF_FEW_ROWS,
     _CAUSAL_SPAN,
     _MASK_OF_HOPPER,
     _MASKED,
@@ -265,6 +266,9 @@ _MASKED_ROWS = (
 )
 
 
+_MORE_ROWS = unless(both(*_BACKWARD_OF_FEW_ROWS))
+
+
 def _narrow_rows(view: View) -> int:
     return _rows_of_a_head(view) * -(-_width(view) // 128)
 
@@ -272,7 +276,7 @@ def _narrow_rows(view: View) -> int:
 # PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after. A program of
 # Triton's goes over all queries of a key head's group for its keys, and over all keys for its queries.
 _LITTLE_GRADIENTS = both(
-    _TILES,
+    _MORE_ROWS,
     threshold(
         "attention.tiled.gradients.rows",
         "rows of queries for a key head (Sq * H / Hk), of 128 elements",
@@ -295,3 +299,26 @@ _LITTLE_GRADIENTS = both(
         both(absent("mask"), _at_most("gradients.plain"), unless(_MUCH_IN_TURN)),
     ),
 )
+# Of many rows of one head the kernel for few has little left to share. Beside Hopper's kernel cuDNN begins sooner.
+_ROWS_OF_ONE_HEAD = both(
+    *_BACKWARD_OF_FEW_ROWS,
+    Clause(
+        "more than 64 rows of queries of one head for each key head, wider than 64",
+        ("q.shape", "k.shape"),
+        lambda view: (int(view.args["q"].shape[1]), int(view.args["k"].shape[1]), _queries(view), _width(view)),
+        lambda m: m[0] == m[1] and m[2] > 64 and m[3] > 64,
+    ),
+)
+_GRADIENTS_OF_CUDNN = (
+    either(
+        _ROWS_OF_ONE_HEAD,
+        both(
+            _MORE_ROWS,
+            absent("sinks"),
+            unless(_FEWER_QUERIES),
+            threshold("attention.cudnn.gradients", *_PRODUCTS, most=True),
+        ),
+    ),
+    unless(_LITTLE_GRADIENTS),
+)
+_MASKED_GRADIENTS_OF_CUDNN = (either(_ROWS_OF_ONE_HEAD, _MORE_ROWS), unless(_LITTLE_GRADIENTS))

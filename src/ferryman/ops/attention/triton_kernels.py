@@ -85,20 +85,22 @@ _LEAST_KEYS = 128  # of a piece that is worth a measurement
 _MERGED_BLOCKS = 0.1  # what merging one piece more costs, in blocks of keys
 
 
-def _num_splits(target: Target, programs: int, keys: int) -> int:
-    """Pieces for at most one wave of two programs per unit, of 256 keys each: merging smaller ones costs more than it
-    saves, but where a few of 128 keys reach units that would be idle.
-
-    From half a wave on bandwidth is what bounds it: two pieces where the last wave would be mostly empty.
-    """
-    slots, programs = 2 * target.units, max(1, programs)
+def _splits_wanted(target: Target, programs: int) -> int:
+    """For at most one wave of two programs per unit. From half a wave on bandwidth is what bounds it: two pieces where
+    the last wave would be mostly empty."""
+    slots = 2 * target.units
     if 2 * programs <= slots:
-        wanted = slots // programs
-    else:
-        last = (programs - 1) % slots + 1
-        wanted = 2 if programs < 2 * slots and last < 0.85 * slots else 1
+        return slots // programs
+    last = (programs - 1) % slots + 1
+    return 2 if programs < 2 * slots and last < 0.85 * slots else 1
+
+
+def _num_splits(target: Target, programs: int, keys: int) -> int:
+    """Pieces of 256 keys each: merging smaller ones costs more than it saves, but where a few of 128 keys reach units
+    that would be idle."""
+    programs = max(1, programs)
     most = max(keys // 256, min(6, target.units // programs, keys // _LEAST_KEYS), 1)
-    return min(wanted, most, 128)
+    return min(_splits_wanted(target, programs), most, 128)
 
 
 def _reads_ahead(config: Config, target: Target, dtype: torch.dtype, head_dim: int, programs: int, keys: int) -> bool:
