@@ -14,7 +14,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, registry, select
-from ferryman.ops.attention.arguments import stored_by_rows
+from ferryman.ops.attention.arguments import most_rows, stored_by_rows
 from ferryman.ops.attention.definition import attention_backward as backward
 from tests.bounded import U32, off
 from tests.ops.attention.attention_lines import attention_backward
@@ -167,8 +167,11 @@ SHAPES = [
     (2, 2, 2, 200, 127, False),
     (1, 6, 1, 1000, 1001, True),
     (3, 32, 8, 1111, 1111, True),
-    (1, 1, 1, 128, 128, True),
+    (1, 1, 1, 129, 128, True),
     (2, 2, 1, 256, 640, False),
+    (2, 8, 2, 64, 65, True),
+    (1, 16, 4, 70, 1603, False),
+    (2, 14, 2, 116, 116, True),
     (1, 8, 1, 274, 274, True),
     (5, 16, 2, 300, 1743, True),
     (1, 12, 2, 2048, 2048, False),
@@ -205,6 +208,10 @@ FEW_SHAPES = [
     (2, 4, 4, 5, 77, True),
     (1, 4, 2, 8, 3, True),
     (3, 3, 3, 16, 333, True),
+    (2, 8, 2, 7, 1000, True),
+    (1, 4, 4, 61, 61, True),
+    (2, 2, 2, 64, 40, True),
+    (1, 16, 2, 8, 5000, False),
 ]
 
 
@@ -213,13 +220,63 @@ FEW_SHAPES = [
 def test_few_queries_read_the_keys_once(
     ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool, dim: int
 ) -> None:
-    """16 rows at most, of all heads of a group: repeatable, and within the same bounds."""
+    """As many rows as a tile has at most, of all heads of a group: repeatable, and within the same bounds."""
     grad_out, q, k, v = operands(batch, heads, kv_heads, queries, keys, dim, torch.bfloat16)
     out, lse = forward64(q, k, v, causal, dim**-0.5)
     more = (q, k, v, out, lse, causal, None, None, 0.0, None, target)
     got, again = (attention_backward(grad_out, None, *more) for _ in range(2))
     assert ran == FEW * 2 and all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
     judge(got, grad_out, None, q, k, v, out, lse, causal, dim**-0.5)
+
+
+HIDING = ["window", "window both sides", "bool", "keys", "bias", "range", "chunk", "softcap", "sinks", "all"]
+
+
+@pytest.mark.parametrize("kind", HIDING)
+@pytest.mark.parametrize(("dim", "dtype"), [(64, torch.bfloat16), (104, torch.float16), (200, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "queries", "keys"),
+    [(3, 8, 2, 1, 1111), (2, 4, 4, 5, 77), (1, 8, 2, 13, 700), (2, 3, 3, 57, 300), (2, 2, 1, 64, 513)],
+)
+def test_few_queries_with_what_hides_keys(
+    ran: list[str],
+    target: Any,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    dim: int,
+    dtype: torch.dtype,
+    kind: str,
+) -> None:
+    """Within the definition's own bounds in float64; rows that see nothing, keys that nobody sees, are among them."""
+    if queries * heads // kv_heads > most_rows(dim):
+        pytest.skip("more rows than a tile has")
+    make = torch.Generator(device=GPU).manual_seed(keys)
+    grad_out, q, k, v = operands(batch, heads, kv_heads, queries, keys, dim, dtype)
+    causal = kind in ("window", "range", "chunk", "all")
+    window = keys // 3 if "window" in kind or kind == "all" else None
+    mask = None
+    if kind in ("bool", "keys"):
+        shape = (batch, heads, queries, keys) if kind == "bool" else (batch, 1, 1, keys)
+        mask = torch.rand(shape, device=GPU, generator=make) > 0.4
+    if kind in ("bias", "all"):
+        mask = torch.randn(1, heads, queries, keys, device=GPU, dtype=dtype, generator=make)
+    bounds = torch.tensor([[keys // 4, keys - keys // 5], [0, keys], [5, 5]], dtype=torch.int32, device=GPU)[:batch]
+    key_range = bounds if kind in ("range", "all") else None
+    chunk = keys // 2 + 3 if kind in ("chunk", "all") else None
+    sinks = torch.randn(heads, device=GPU, dtype=dtype, generator=make) if kind == "sinks" else None
+    softcap = 3.0 if kind in ("softcap", "all") else 0.0
+    options: dict[str, Any] = {"causal": causal, "scale": None, "window": window, "softcap": softcap, "mask": mask}
+    options |= {"sinks": sinks, "key_range": key_range, "chunk": chunk}
+    with ferryman.use("triton"), torch.no_grad():
+        out, lse = ops.attention(q, k, v, return_lse=True, **options)
+    args = (grad_out, None, q, k, v, out, lse, *options.values())
+    line = registry.implementation("attention_backward", "triton.decode")
+    got = registry.launcher(line)(*args, False, 0.0, None, target)
+    assert ran == FEW
+    assert off(registry.primitive("attention_backward"), args, got, dtype, line) <= 1
 
 
 def test_few_queries_keep_what_is_not_finite_in_its_rows(ran: list[str], target: Any) -> None:
@@ -282,7 +339,7 @@ def test_any_aligned_layout_and_any_scale(ran: list[str], target: Any, dim: int)
 @pytest.mark.parametrize("why", ["window", "softcap", "mask", "float32", "D80", "few queries"])
 def test_the_plain_kernels_serve_the_rest(ran: list[str], target: Any, why: str) -> None:
     dtype, dim = torch.float32 if why == "float32" else torch.bfloat16, 80 if why == "D80" else 64
-    grad_out, q, k, v = operands(2, 4, 2, 40 if why == "few queries" else 256, 256, dim, dtype)
+    grad_out, q, k, v = operands(2, 8, 2, 40 if why == "few queries" else 256, 256, dim, dtype)
     mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if why == "mask" else None
     out, lse = forward64(q, k, v, True, dim**-0.5)
     window, cap = 100 if why == "window" else None, 20.0 if why == "softcap" else 0.0
