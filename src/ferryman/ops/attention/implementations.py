@@ -32,6 +32,7 @@ from ferryman.ops.attention.conditions import (
 from ferryman.ops.attention.leads import (
     _BEFORE_HOPPERS,
     _FEW_ON_A_CACHE,
+    _FEW_QUERIES_OF_MANY_HEADS,
     _FLASH_LEADS,
     _GRADIENTS_OF_CUDNN,
     _HIDING,
@@ -43,7 +44,7 @@ from ferryman.ops.attention.leads import (
     _RANGE_OF_MUCH,
     _READ_BY_CUDNN,
 )
-from ferryman.ops.clauses import absent, lacking, positive
+from ferryman.ops.clauses import absent, either, lacking, positive
 from ferryman.ops.menu import Implementation, menu
 
 IMPLEMENTATIONS = menu(
@@ -194,7 +195,7 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="triton.tiled",
         when=(*_DOT, _NO_BIAS_GRADIENT),
-        leads=(_LITTLE_GRADIENTS,),
+        leads=(either(_LITTLE_GRADIENTS, _FEW_QUERIES_OF_MANY_HEADS),),
         roundings=("p", "ds"),
         replayable=True,
     ),

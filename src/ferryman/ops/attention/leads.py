@@ -14,6 +14,7 @@ from ferryman.ops.attention.conditions import (
     _NO_WINDOW,
     _OF_HOPPER,
     _ONE_TILE,
+    _SQUARE,
     _TILES,
     _rows_of,
     _rows_of_a_head,
@@ -273,10 +274,21 @@ def _narrow_rows(view: View) -> int:
     return _rows_of_a_head(view) * -(-_width(view) // 128)
 
 
+# Of many rows of one head the kernel for few has little left to share.
+_ROWS_OF_ONE_HEAD = both(
+    *_BACKWARD_OF_FEW_ROWS,
+    _NO_WINDOW,
+    Clause(
+        "more than 64 rows of queries of one head for each key head, wider than 64",
+        ("q.shape", "k.shape"),
+        lambda view: (int(view.args["q"].shape[1]), int(view.args["k"].shape[1]), _queries(view), _width(view)),
+        lambda m: m[0] == m[1] and m[2] > 64 and m[3] > 64,
+    ),
+)
 # PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after. A program of
 # Triton's goes over all queries of a key head's group for its keys, and over all keys for its queries.
 _LITTLE_GRADIENTS = both(
-    _MORE_ROWS,
+    either(_MORE_ROWS, _ROWS_OF_ONE_HEAD),
     threshold(
         "attention.tiled.gradients.rows",
         "rows of queries for a key head (Sq * H / Hk), of 128 elements",
@@ -299,16 +311,23 @@ _LITTLE_GRADIENTS = both(
         both(absent("mask"), _at_most("gradients.plain"), unless(_MUCH_IN_TURN)),
     ),
 )
-# Of many rows of one head the kernel for few has little left to share. Beside Hopper's kernel cuDNN begins sooner.
-_ROWS_OF_ONE_HEAD = both(
-    *_BACKWARD_OF_FEW_ROWS,
+# FlashAttention has a tile for each head of a group, most of whose rows are empty where queries are few.
+_FEW_QUERIES_OF_MANY_HEADS = both(
+    _MORE_ROWS,
+    absent("mask"),
+    unless(_SQUARE),
     Clause(
-        "more than 64 rows of queries of one head for each key head, wider than 64",
+        "at most 32 queries of 8 heads or more for each key head, and 512 tiles of 64 keys",
         ("q.shape", "k.shape"),
-        lambda view: (int(view.args["q"].shape[1]), int(view.args["k"].shape[1]), _queries(view), _width(view)),
-        lambda m: m[0] == m[1] and m[2] > 64 and m[3] > 64,
+        lambda view: (
+            _queries(view),
+            int(view.args["q"].shape[1]) // int(view.args["k"].shape[1]),
+            int(view.args["k"].shape[0] * view.args["k"].shape[1] * -(-view.args["k"].shape[2] // 64)),
+        ),
+        lambda m: m[0] <= 32 and m[1] >= 8 and m[2] >= 512,
     ),
 )
+# Beside Hopper's kernel cuDNN begins sooner.
 _GRADIENTS_OF_CUDNN = (
     either(
         _ROWS_OF_ONE_HEAD,

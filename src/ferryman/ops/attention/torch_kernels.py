@@ -203,7 +203,7 @@ def _diagonal_in_mask(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -
     if mask.dtype == torch.bool:
         return False, rows.tril(keys - queries)
     later = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu_(keys - queries + 1)
-    return False, _roomy(rows, mask.dtype).copy_(rows).masked_fill_(later, -math.inf)
+    return False, torch.where(later, rows.new_full((), -math.inf), rows, out=_roomy(rows, mask.dtype))
 
 
 def attention_cudnn(
