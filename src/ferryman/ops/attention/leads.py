@@ -279,10 +279,10 @@ _ROWS_OF_ONE_HEAD = both(
     *_BACKWARD_OF_FEW_ROWS,
     _NO_WINDOW,
     Clause(
-        "more than 64 rows of queries of one head for each key head, wider than 64",
+        "more than 56 rows of queries of one head for each key head, wider than 64",
         ("q.shape", "k.shape"),
         lambda view: (int(view.args["q"].shape[1]), int(view.args["k"].shape[1]), _queries(view), _width(view)),
-        lambda m: m[0] == m[1] and m[2] > 64 and m[3] > 64,
+        lambda m: m[0] == m[1] and m[2] > 56 and m[3] > 64,
     ),
 )
 # PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after. A program of
