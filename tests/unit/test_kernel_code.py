@@ -42,7 +42,8 @@ OTHERS = """
 STEP = 1
 
 def helper(x):
-    return inner(x) + STEP
+    doubled = inner(x)
+    return doubled + STEP
 
 def inner(x):
     return x * 2
@@ -108,6 +109,12 @@ def test_what_is_reached_through_other_files_counts(digest_of, before: str, afte
     assert digest_of(others=OTHERS.replace(before, after)) != digest_of()
 
 
+def test_a_local_variables_name_does_not_count(digest_of) -> None:  # type: ignore[no-untyped-def]
+    assert digest_of(others=OTHERS.replace("doubled", "product")) == digest_of()
+    assert digest_of(others=OTHERS.replace("doubled", "apart")) != digest_of(), "its file has a function of that name"
+    assert digest_of(others=OTHERS.replace("return doubled", "return x")) != digest_of()
+
+
 def test_cpp_counts_without_its_comments(digest_of) -> None:  # type: ignore[no-untyped-def]
     first = digest_of(function="in_cpp")
     assert digest_of(function="in_cpp", cpp="int  a; // more\n/* of it */") == first
@@ -171,6 +178,22 @@ def test_a_lockfile_of_an_earlier_version_keeps_its_times(version: int, measured
     assert (migrated.valid, migrated.stale) == ((1, 0) if measured == "with these kernels" else (0, 1))
     assert (after.seconds, len(after.candidates)) == (entry["seconds"], len(entry["candidates"]))
     assert (after.kernels == kernel_code.digest("rms_norm_backward")) is (migrated.valid == 1)
+
+
+@pytest.mark.parametrize("lines", ["all", "tried"])
+def test_version_7_counted_the_names_of_local_variables(lines: str, tmp_path: Path) -> None:
+    shipped = next(file for file in SHIPPED if file.name == "h200.lock.json.gz")
+    raw, op = files.document(shipped), "layer_norm_backward"
+    region, entry = next(iter(raw["choices"][op].items()))
+    of = None if lines == "all" else frozenset(c["implementation"] for c in entry["candidates"])
+    entry["kernels"] = kernel_code.digest(op, of, by_name=True)
+    path = tmp_path / "lock.json"
+    path.write_text(json.dumps({**raw, "version": 7, "choices": {op: {region: entry}}}))
+    migrated = lockfile_migrate.migrate(path)
+    after = lockfile_document.load(path).choices[op][region]
+    assert (migrated.valid, migrated.stale) == (1, 0)
+    assert entry["kernels"] != after.kernels == kernel_code.digest(op, of)
+    assert lockfile_document.stale(op, after, region) is None and after.seconds == entry["seconds"]
 
 
 @pytest.mark.parametrize("measured", ["with these kernels", "before"])
