@@ -121,10 +121,10 @@ def test_elementwise_functions_compile(arch: str) -> None:
 def test_the_simt_kernel_compiles(arch: str) -> None:
     unit = simt_kernels.probe_unit()
     try:
-        found = compile_unit(unit, arch)
+        kernel = compile_unit(unit, arch)
     except BackendUnavailable as error:
         pytest.skip(str(error))
-    assert found.resources["registers"] <= 32 and not found.resources.get("scratch")
+    assert kernel.resources["registers"] <= 32 and not kernel.resources.get("scratch")
 
 
 def test_an_unknown_op_is_refused() -> None:

@@ -42,7 +42,8 @@ OTHERS = """
 STEP = 1
 
 def helper(x):
-    return inner(x) + STEP
+    doubled = inner(x)
+    return doubled + STEP
 
 def inner(x):
     return x * 2
@@ -106,6 +107,12 @@ def test_a_launcher_and_its_constants_count(digest_of, before: str, after: str) 
 @pytest.mark.parametrize(("before", "after"), [("x * 2", "x * 3"), ("STEP = 1", "STEP = 2"), ("inner(x)", "second(x)")])
 def test_what_is_reached_through_other_files_counts(digest_of, before: str, after: str) -> None:  # type: ignore[no-untyped-def]
     assert digest_of(others=OTHERS.replace(before, after)) != digest_of()
+
+
+def test_a_local_variables_name_does_not_count(digest_of) -> None:  # type: ignore[no-untyped-def]
+    assert digest_of(others=OTHERS.replace("doubled", "product")) == digest_of()
+    assert digest_of(others=OTHERS.replace("doubled", "apart")) != digest_of(), "its file has a function of that name"
+    assert digest_of(others=OTHERS.replace("return doubled", "return x")) != digest_of()
 
 
 def test_cpp_counts_without_its_comments(digest_of) -> None:  # type: ignore[no-untyped-def]
@@ -173,6 +180,24 @@ def test_a_lockfile_of_an_earlier_version_keeps_its_times(version: int, measured
     assert (after.kernels == kernel_code.digest("rms_norm_backward")) is (migrated.valid == 1)
 
 
+@pytest.mark.parametrize("measured", ["all lines", "those tried", "as they were called before"])
+def test_version_7_counted_the_names_of_local_variables(measured: str, tmp_path: Path) -> None:
+    shipped = next(file for file in SHIPPED if file.name == "h200.lock.json.gz")
+    raw, op = files.document(shipped), "layer_norm_backward"
+    region, entry = next(iter(raw["choices"][op].items()))
+    lines = frozenset(c["implementation"] for c in entry["candidates"]) if measured == "those tried" else None
+    entry["kernels"] = kernel_code.digest(op, lines, by_name=True)
+    if measured == "as they were called before":
+        _, entry["kernels"] = implementations.SAME_KERNELS[op]
+    path = tmp_path / "lock.json"
+    path.write_text(json.dumps({**raw, "version": 7, "choices": {op: {region: entry}}}))
+    migrated = lockfile_migrate.migrate(path)
+    after = lockfile_document.load(path).choices[op][region]
+    assert (migrated.valid, migrated.stale) == (1, 0)
+    assert entry["kernels"] != after.kernels == kernel_code.digest(op, lines)
+    assert lockfile_document.stale(op, after, region) is None and after.seconds == entry["seconds"]
+
+
 @pytest.mark.parametrize("measured", ["with these kernels", "before"])
 def test_what_a_launcher_chose_between_has_names_of_its_own(measured: str, tmp_path: Path) -> None:
     """In version 6 "triton" was whichever of its kernels served a call of the region."""
@@ -186,7 +211,7 @@ def test_what_a_launcher_chose_between_has_names_of_its_own(measured: str, tmp_p
             continue
         for one in (entry, *entry["candidates"]):
             one["implementation"] = one["implementation"].partition(".")[0]
-        (earlier,) = implementations.SAME_KERNELS[op]
+        earlier, *_ = implementations.SAME_KERNELS[op]
         entry["kernels"] = earlier if measured == "with these kernels" else "0" * 64
         choices[line] = {region: entry}
     assert choices.keys() == {"triton.rows", "triton.columns", "triton.long"}

@@ -37,7 +37,7 @@ def wrong_norm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], No
 
     def forget() -> None:
         rewrite._cache.clear()
-        classes._made.cache_clear()
+        classes._class_of.cache_clear()
 
     yield plant
     forget()

@@ -54,22 +54,22 @@ def test_case_names_are_unique() -> None:
 @pytest.fixture(scope="module")
 def runtimes(request: pytest.FixtureRequest) -> Iterator[dict[int, Any]]:
     folder = request.config.cache.mkdir("ferryman-simt")
-    found = {wave: host.EmulatedRuntime(wave, folder) for wave in (32, 64)}
-    with host.in_force(found[32]), host.in_force(found[64]):
+    by_wave = {wave: host.EmulatedRuntime(wave, folder) for wave in (32, 64)}
+    with host.in_force(by_wave[32]), host.in_force(by_wave[64]):
         for case in CASES:
             inputs = case.make()
-            for wave, runtime in found.items():
+            for wave, runtime in by_wave.items():
                 if case.features and wave == 64:
                     continue
                 runtime.call(case.kernel, inputs, host.target(wave, case.shared, case.units, case.features))
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as unlocking:
             building = []
-            for runtime in found.values():
+            for runtime in by_wave.values():
                 building.append((runtime, runtime.compile_collected()))
-                held.callback(runtime.unlock)  # the second's, where the first cannot be loaded
+                unlocking.callback(runtime.unlock)  # the second's, where the first cannot be loaded
             for runtime, compiler in building:
                 runtime.load(compiler)
-        yield found
+        yield by_wave
 
 
 @pytest.mark.parametrize("wave", [32, 64])

@@ -2,8 +2,8 @@
 
 Followed are the names that a function uses, through the files of kernels and the few files that families share. Other
 functions of these files do not count, so that a further op in a family leaves its siblings' digests as they are. Nor
-does what a compiler does not see: layout, comments, docstrings, where a function stands. The digest does not depend on
-Python's release.
+does what a compiler does not see: layout, comments, docstrings, where a function stands, the names of local variables,
+each of which is a number in order of first appearance. The digest does not depend on Python's release.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ferryman.dispatch import registry
+from ferryman.dispatch import local_names, registry
 
 _ROOT = Path(__file__).parents[1]
 # What families share: modules of Python that are followed, and C++ that stands before a kernel's own.
 _SHARED = ("ferryman.backends.triton_lang", "ferryman.backends.triton_rows", "ferryman.backends.simt.rows")
 _SHARED_CPP = tuple(_ROOT / "backends/simt" / f"{name}.cuh" for name in ("portable", "rows", "cluster", "whole"))
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_VARIABLE = ("id", "name", "rest")  # the fields that hold a variable's name
 _UNSEEN = ("ctx", "kind", "type_comment", "type_params")  # a tree's fields without a meaning here
 
 
@@ -37,16 +38,22 @@ class _Source:
 
 
 @lru_cache(maxsize=None)
-def digest(op: str, lines: frozenset[str] | None = None) -> str:
-    """SHA-256 of the code that an op's implementations reach, or those of these names."""
+def digest(op: str, lines: frozenset[str] | None = None, *, by_name: bool = False) -> str:
+    """SHA-256 of the code that an op's implementations reach, or those of these names.
+
+    ``by_name``: with the names of local variables, as lockfiles of versions 6 and 7 have it.
+    """
     text = hashlib.sha256()
-    for name, code in sorted(parts(op, lines).items()):
+    for name, code in sorted(parts(op, lines, by_name=by_name).items()):
         text.update(f"{name}\0{code}\0".encode())
     return text.hexdigest()
 
 
-def parts(op: str, lines: frozenset[str] | None = None) -> dict[str, str]:
-    """The code of each definition that an op's launchers reach, or these lines', and of each C++ file, by name."""
+def parts(op: str, lines: frozenset[str] | None = None, *, by_name: bool = False) -> dict[str, str]:
+    """The code of each definition that an op's launchers reach, or these lines', and of each C++ file, by name.
+
+    ``by_name``: as in `digest`.
+    """
     code: dict[str, str] = {}
     files: set[Path] = set()
     seen: set[tuple[str, str]] = set()
@@ -67,9 +74,10 @@ def parts(op: str, lines: frozenset[str] | None = None) -> dict[str, str]:
             left += _followed(module, *source.imports[name], ())
         for node in nodes:
             label = f"{module.rpartition('.')[2]}.{name}"
-            code[label] = code.get(label, "") + _code(node)
+            variables = {} if by_name else local_names.variables(node, {*source.definitions, *source.imports})
+            code[label] = code.get(label, "") + _code(node, variables, {})
             files |= {source.folder / file for file in _cpp(node)}
-            left += _used(node, module, source)
+            left += _used(node, module, source, variables)
     for file in sorted({*files, *_SHARED_CPP}) if files else ():
         code[file.name] = " ".join(_COMMENT.sub(" ", file.read_text(encoding="utf-8")).split())
     return code
@@ -105,14 +113,16 @@ def _bound(node: ast.stmt) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-def _used(node: ast.stmt, module: str, source: _Source) -> Iterator[tuple[str, str]]:
-    """What a definition uses: (module, name) of each."""
+def _used(
+    node: ast.stmt, module: str, source: _Source, variables: Mapping[ast.AST, local_names.Variable]
+) -> Iterator[tuple[str, str]]:
+    """What a definition uses beside its local variables: (module, name) of each."""
     attributes: dict[str, set[str]] = {}
     names = set()
     for n in ast.walk(node):
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name):
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value not in variables:
             attributes.setdefault(n.value.id, set()).add(n.attr)
-        elif isinstance(n, ast.Name):
+        elif isinstance(n, ast.Name) and n not in variables:
             names.add(n.id)
     for name in names:
         if name in source.definitions:
@@ -146,18 +156,25 @@ def _cpp(node: ast.stmt) -> Iterator[str]:
             yield n.value
 
 
-def _code(node: object) -> str:
-    """A tree as text, without docstrings and empty fields, of which later releases of Python have more."""
+def _code(
+    node: object, variables: Mapping[ast.AST, local_names.Variable], numbers: dict[local_names.Variable, int]
+) -> str:
+    """A tree as text, without docstrings and empty fields, of which later releases of Python have more.
+
+    ``numbers``: those of the local variables that were written; a further one gets the next.
+    """
     if isinstance(node, ast.AST):
         fields = []
         for name, value in ast.iter_fields(node):
             if name == "body" and isinstance(value, list) and value and _is_docstring(value[0]):
                 value = value[1:]
+            if name in _VARIABLE and node in variables:
+                value = numbers.setdefault(variables[node], len(numbers))
             if name not in _UNSEEN and value is not None and value != []:
-                fields.append(f"{name}={_code(value)}")
+                fields.append(f"{name}={_code(value, variables, numbers)}")
         return f"{type(node).__name__}({','.join(fields)})"
     if isinstance(node, list):
-        return f"[{','.join(map(_code, node))}]"
+        return f"[{','.join(_code(n, variables, numbers) for n in node)}]"
     return repr(node)
 
 

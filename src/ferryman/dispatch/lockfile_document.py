@@ -30,11 +30,11 @@ from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import LockfileError, shown
 from ferryman.ops.menu import named
 
-# 7: kernels that launchers chose are lines of their own. 6: kernels by the code that launchers reach. 5: names of
-# implementations' own. 4: seals. 3: the work of what was measured, for regions beside it. 2: all candidates, the
-# kernels' digest.
-VERSION = 7
-MIGRATED = (4, 5, 6)  # what `ferryman migrate` reads
+# 8: kernels without the names of local variables. 7: kernels that launchers chose are lines of their own. 6: kernels by
+# the code that launchers reach. 5: names of implementations' own. 4: seals. 3: the work of what was measured, for
+# regions beside it. 2: all candidates, the kernels' digest.
+VERSION = 8
+MIGRATED = (4, 5, 6, 7)  # what `ferryman migrate` reads
 MOST_BYTES = 16 << 20
 _LOCK_SECONDS = 60.0
 # What must be equal, and what must be equal up to this many numbers of a version.

@@ -3,10 +3,11 @@
 An implementation was called by its backend alone where its launcher chose between kernels: all of them in version 4,
 some until version 6. Each name becomes that of the first line of the backend that serves the region's largest call,
 which is what the launcher did. A digest was of a family's whole files: as they lay in version 4, as Python parsed them
-in version 5. Where those are the same still, it becomes today's, of the code that the op's launchers reach. So does one
-of version 6 that the family's menu lists under ``SAME_KERNELS``: that code launched the same kernels in the same way,
-and the launcher chose among them. Else the kernels changed since, and the entry stays stale: its times are kept, and
-`ferryman tune` measures it anew.
+in version 5. In versions 6 and 7 it was of the code that the op's launchers reach, or those of the lines that were
+tried, with the names of local variables. Where those are the same still, it becomes today's. So does one that the
+family's menu lists under ``SAME_KERNELS``: of version 6, whose launcher chose among the same kernels and launched them
+in the same way, or of version 7, with names of local variables that changed since. Else the kernels changed, and the
+entry stays stale: its times are kept, and `ferryman tune` measures it anew.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def migrate(path: Path, to: Path | None = None) -> Migrated:
         for region, given in entries.items():
             entry = _entry(path, known, region, given, profile, renamed)
             choices.setdefault(op, {})[region] = entry
-            current = entry.kernels == digest(op)
+            current = entry.kernels in (digest(op), digest(op, frozenset(c.implementation for c in entry.candidates)))
             up_to_date, stale = up_to_date + current, stale + (not current)
     document = Lockfile(stamp=raw["stamp"], choices=choices)
     write_whole(to or path, (document.model_dump_json(indent=1) + "\n").encode())
@@ -119,14 +120,22 @@ def _entry(
             return after
 
         candidates = [{**c, "implementation": name_of(str(c["implementation"]))} for c in given["candidates"]]
-        kernels = given["kernels"]
-        if kernels in (_raw_digest(op.name), _parsed_digest(op.name), *_same_kernels(op)):
-            kernels = digest(op.name)
-        changed = {"candidates": candidates, "kernels": kernels}
+        changed = {"candidates": candidates, "kernels": _kernels(op, given["kernels"], candidates)}
         entry = Entry.model_validate({**given, **changed, "implementation": name_of(str(given["implementation"]))})
     except (KeyError, TypeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
         raise LockfileError(f"{path} is damaged: {op.name} {region[:80]!r}: {error}") from error
     return entry.sealed(op.name, region)
+
+
+def _kernels(op: Primitive, before: str, candidates: Sequence[Mapping[str, Any]]) -> str:
+    """Today's digest of what an earlier one is of, where the code is the same; else the earlier one."""
+    tried = frozenset(str(c["implementation"]) for c in candidates)
+    if before in (_raw_digest(op.name), _parsed_digest(op.name), *_same_kernels(op)):
+        return digest(op.name)
+    for lines in (None, tried):
+        if before == digest(op.name, lines, by_name=True):
+            return digest(op.name, lines)
+    return before
 
 
 def line_of(op: Primitive, args: Sequence[Any], before: str, profile: Profile) -> str:

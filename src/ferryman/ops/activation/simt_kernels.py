@@ -50,8 +50,8 @@ _LONE = _Flat(0, _THREADS, _SCALAR_PACKS)
 def _built(function: str, dtype: torch.dtype, way: str, *args: object) -> Unit:
     """``way``: "", "_backward", or one of them and "_flat"."""
     source = family_source(_FILE, False)
-    made = unit(source, f"FERRYMAN_GATED{way.upper()}", _STEMS[function] + way, function, TYPE_NAMES[dtype], *args)
-    return made._replace(overlapping=True)
+    kernel = unit(source, f"FERRYMAN_GATED{way.upper()}", _STEMS[function] + way, function, TYPE_NAMES[dtype], *args)
+    return kernel._replace(overlapping=True)
 
 
 @functools.lru_cache(maxsize=None)
@@ -154,12 +154,12 @@ def gelu_mul_backward(
 
 def units(target: Target) -> list[Unit]:
     """Every kernel of this family; the target's limits do not matter here."""
-    found = []
+    kernels = []
     for function, dtype, way in itertools.product(_STEMS, TYPE_NAMES, ("", "_backward")):
         for form, exact in (*itertools.product(_FORMS[way], (True, False)), (_LONE, False)):
-            found.append(_flat_unit(function, dtype, way, form, exact))
+            kernels.append(_flat_unit(function, dtype, way, form, exact))
         packs = [(1, _SCALAR_PACKS)]
         packs += [(VECTOR_BYTES // dtype.itemsize, count) for count in sorted({f.packs for f in _FORMS[way]})]
         for (width, count), shape in itertools.product(packs, _SHAPES):
-            found.append(_rows_unit(function, dtype, way, width, *shape, count))
-    return found
+            kernels.append(_rows_unit(function, dtype, way, width, *shape, count))
+    return kernels

@@ -319,12 +319,12 @@ def specialisations(
 ) -> list[Specialisation]:
     """What the mask's gradient compiles on ``target``: `triton_kernels.forms` with a float mask, of many rows."""
     kind = getattr(torch, dtype)
-    made = []
+    calls = []
     for form in forms(target, kind, head_dims):
         if form[7] is not None and form[7].dtype != torch.bool and form[0].shape[2] > 1:
             args = list(backward_arguments(form, False))
             args[15] = True
-            made.append(functools.partial(attention_backward, *(*args, target)))
+            calls.append(functools.partial(attention_backward, *(*args, target)))
     allowed = _spills_allowed(target, kind, "attention_backward_dq")
-    found = (one for one in recorded(made) if one.name == "attention_backward_bias")
-    return [replace(one, spills_allowed=allowed) for one in found]
+    kernels = (one for one in recorded(calls) if one.name == "attention_backward_bias")
+    return [replace(one, spills_allowed=allowed) for one in kernels]

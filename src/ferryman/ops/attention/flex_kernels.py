@@ -133,8 +133,8 @@ def _attend(variant: Variant, with_lse: bool = True) -> Callable[..., Any]:
 
         def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             row = b if variant.by_range else b * 0
-            found = (j >= lo[row, i]) & (j < hi[row, i])
-            return found & masked(b, h, i, j) if variant.mask == "bool" else found
+            in_range = (j >= lo[row, i]) & (j < hi[row, i])
+            return in_range & masked(b, h, i, j) if variant.mask == "bool" else in_range
 
         def scored(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             s = s * scale[0]
@@ -153,9 +153,9 @@ def _attend(variant: Variant, with_lse: bool = True) -> Callable[..., Any]:
             compute_q_blocks=False,
         )
         grouped = q.shape[1] != k.shape[1]
-        told = AuxRequest(lse=True) if with_lse else None
+        request = AuxRequest(lse=True) if with_lse else None
         got: Any = flex_attention(
-            q, k, v, score_mod=scored, block_mask=blocks, scale=1.0, enable_gqa=grouped, return_aux=told
+            q, k, v, score_mod=scored, block_mask=blocks, scale=1.0, enable_gqa=grouped, return_aux=request
         )
         return (got[0], _of_scores(got[0], got[1].lse, lo, hi)) if with_lse else got
 
@@ -214,19 +214,19 @@ class _Captured:
         return compiled
 
     def _inputs(self, args: Sequence[Tensor | None]) -> list[Any]:
-        found: list[Any] = [None] * self.count
+        inputs: list[Any] = [None] * self.count
         for place, argument in self.tensors:
-            found[place] = args[argument]
+            inputs[place] = args[argument]
         for place, argument, dim, stride in self.sizes:
             x = args[argument]
             assert x is not None
-            found[place] = x.stride(dim) if stride else x.shape[dim]
-        return found
+            inputs[place] = x.stride(dim) if stride else x.shape[dim]
+        return inputs
 
     def serves(self, *args: Tensor | None) -> bool:
         """Whether it was compiled for sizes like these; the tensors' contents are not read."""
-        found: bool = self.shapes.evaluate_guards_expression(self.guards, self._inputs(args))
-        return found
+        satisfied: bool = self.shapes.evaluate_guards_expression(self.guards, self._inputs(args))
+        return satisfied
 
     def __call__(self, *args: Tensor | None) -> Any:
         return self.call(*self._inputs(args))
@@ -245,9 +245,9 @@ def _captured_tables(
     for one in _captured.get(key, ()):
         if one.serves(*seen):
             return one
-    made = _Captured(tables, seen, dynamic)
-    _captured.setdefault(key, []).append(made)
-    return made
+    captured = _Captured(tables, seen, dynamic)
+    _captured.setdefault(key, []).append(captured)
+    return captured
 
 
 class Compiled:
@@ -357,12 +357,12 @@ def prepare(
             return False
         given = _given(variant, q, k, v, _scale(q, scale), window, softcap, mask, key_range, chunk)
         try:
-            made = Compiled(variant, given)
-            made(*given)  # Inductor's kernels pick their tiles at their first launch
+            compiled = Compiled(variant, given)
+            compiled(*given)  # Inductor's kernels pick their tiles at their first launch
         except Exception as error:  # Dynamo, Inductor and Triton raise what they like
-            told = f"{type(error).__name__}: {str(error).strip()[:2000]}"
-            raise CompileError("torch", f"attention (torch.flex), {variant}", str(q.device), told) from error
-        _compiled.setdefault(variant, []).append(made)
+            why = f"{type(error).__name__}: {str(error).strip()[:2000]}"
+            raise CompileError("torch", f"attention (torch.flex), {variant}", str(q.device), why) from error
+        _compiled.setdefault(variant, []).append(compiled)
         flex_variants.add(variant, _serves)
     return True
 
@@ -413,7 +413,7 @@ def attention(
     if run is None:
         run = _serving(q, k, v, causal, window, softcap, mask, key_range, chunk)
     if run is None:
-        told = "nothing is compiled in a call; required: ferryman.prepare with a call like it before"
-        raise CompileError("torch", f"attention (torch.flex), {variant}", str(q.device), told)
+        why = "nothing is compiled in a call; required: ferryman.prepare with a call like it before"
+        raise CompileError("torch", f"attention (torch.flex), {variant}", str(q.device), why)
     out, lse = run(*_given(variant, q, k, v, _scale(q, scale), window, softcap, mask, key_range, chunk))
     return with_sinks(_model_layout(out), lse.contiguous(), sinks)

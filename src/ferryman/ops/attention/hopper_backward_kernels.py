@@ -137,8 +137,8 @@ def deal(
         ends = _last_end(batch * kv_heads, group, shares, together, queries, keys, dim, causal, units)
         return ends + (_SUM_TURNS if shares > 1 else 0.0)
 
-    held = _PARTS_BYTES // (batch * kv_heads * keys * dim * 2 * 4)  # dK and dV, float32
-    return min((n for n in range(1, min(group, max(held, 1)) + 1) if group % n == 0), key=time), together
+    fitting = _PARTS_BYTES // (batch * kv_heads * keys * dim * 2 * 4)  # dK and dV, float32
+    return min((n for n in range(1, min(group, max(fitting, 1)) + 1) if group % n == 0), key=time), together
 
 
 def _last_end(
@@ -338,7 +338,7 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = _HE
     dims = tuple(d for d in head_dims if d in _HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
         return []
-    made = []
+    calls = []
     for form in forms(target, kind, dims):
         q, k, _, *options = form
         if q.shape[2] == 1 or options[1:] != [None, None, 0.0, None, None, None, None, 0.0, None]:
@@ -346,5 +346,5 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = _HE
         few = (q, k[:, :1, :128], k[:, :1, :128], *options)
         for given in (form, few):
             arguments = (*backward_arguments(given, False), target)
-            made += [functools.partial(attention_backward, *arguments, deterministic=d) for d in (False, True)]
-    return recorded(made)
+            calls += [functools.partial(attention_backward, *arguments, deterministic=d) for d in (False, True)]
+    return recorded(calls)

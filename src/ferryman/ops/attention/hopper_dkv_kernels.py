@@ -29,12 +29,12 @@ from ferryman.ops.attention.hopper_tile_kernels import (
     TURNS,
     WORKERS,
     described,
+    fact,
     hidden,
     masks,
     row_of,
     store_rows,
     tell,
-    told,
 )
 
 BLOCK_N = gl.constexpr(128)  # 64 keys for each of the workers
@@ -128,16 +128,16 @@ def _consume_blocks(
     row_layout: gl.constexpr = gl.SliceLayout(0, score_layout)
     none = gl.zeros([64, BLOCK_M], gl.float32, score_layout)
     if FUSED:
-        sums_row = (told(tile_ring, tile, HEAD) * group + member) * hidden(padded)
-    masked = told(tile_ring, tile, MASKED)
-    start = told(tile_ring, tile, START)
-    jump = told(tile_ring, tile, JUMP)
+        sums_row = (fact(tile_ring, tile, HEAD) * group + member) * hidden(padded)
+    masked = fact(tile_ring, tile, MASKED)
+    start = fact(tile_ring, tile, START)
+    jump = fact(tile_ring, tile, JUMP)
     begin = 0
     end = masked
     if TURNS_OF == "whole":
         begin = masked
     if TURNS_OF != "masked":
-        end = told(tile_ring, tile, TURNS)
+        end = fact(tile_ring, tile, TURNS)
     for turn in range(begin, end):
         row = start + turn * BLOCK_M
         if TURNS_OF != "whole":
@@ -155,7 +155,7 @@ def _consume_blocks(
         row_lse = lse_ring.index(slot).load(row_layout)
         p = gl.exp2(scores * score_scale - row_lse[None, :])
         if TURNS_OF == "masked":
-            first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
+            first_key = fact(tile_ring, tile, FIRST) + 64 * WORKER
             both = masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
             p = gl.where(both[1], p, 0.0)
         dp = warpgroup_mma_wait(0, [dp])
@@ -166,12 +166,12 @@ def _consume_blocks(
         # P is 0 where there is nothing, but dP is NaN beside an Inf of V or dO. The mask of dS is made anew: 64
         # predicates would be kept in registers.
         if TURNS_OF == "masked":
-            first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
+            first_key = fact(tile_ring, tile, FIRST) + 64 * WORKER
             both = masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
             ds = gl.where(both[0], ds, 0.0)
         if TURNS_OF == "all":
             if turn < masked:
-                first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
+                first_key = fact(tile_ring, tile, FIRST) + 64 * WORKER
                 inside, seen = masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
                 p = gl.where(seen, p, 0.0)
                 ds = gl.where(inside, ds, 0.0)
@@ -250,7 +250,7 @@ def _consume(
     step = 0
     tile = 0
     mbarrier.wait(tile_full.index(0), 0)
-    while told(tile_ring, tile, HEAD) >= 0:
+    while fact(tile_ring, tile, HEAD) >= 0:
         dk = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
         dv = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
         mbarrier.wait(k_full, tile & 1)
@@ -269,8 +269,8 @@ def _consume(
                 dk, dv, step = _consume_blocks(
                     dk, dv, step, tile, member, arguments, WORKER, HEAD_DIM, BLOCK_M, CAUSAL, FUSED, "whole"
                 )
-        head = told(tile_ring, tile, HEAD)
-        first = told(tile_ring, tile, FIRST) + 64 * WORKER
+        head = fact(tile_ring, tile, HEAD)
+        first = fact(tile_ring, tile, FIRST) + 64 * WORKER
         mbarrier.arrive(kv_empty)
         store_rows((dk * grad_scale).to(grad_k.dtype.element_ty), grad_k, head, first, num_keys, apart, HEAD_DIM)
         store_rows(dv.to(grad_v.dtype.element_ty), grad_v, head, first, num_keys, apart, HEAD_DIM)

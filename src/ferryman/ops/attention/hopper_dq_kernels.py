@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC
 from ferryman.ops.attention.hopper_kernels import _barriers
-from ferryman.ops.attention.hopper_tile_kernels import FACTS, WORKERS, below, described, store_rows, tell, told
+from ferryman.ops.attention.hopper_tile_kernels import FACTS, WORKERS, below, described, fact, store_rows, tell
 
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
@@ -76,8 +76,8 @@ def _consume_blocks(
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     none = gl.zeros([64, BLOCK_N], gl.float32, score_layout)
-    first = told(tile_ring, tile, BLOCKS)
-    last = told(tile_ring, tile, WHOLE)
+    first = fact(tile_ring, tile, BLOCKS)
+    last = fact(tile_ring, tile, WHOLE)
     if not EDGE:
         first = last
         last = 0
@@ -144,9 +144,9 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
     step = 0
     tile = 0
     mbarrier.wait(tile_full.index(0), 0)
-    while told(tile_ring, tile, HEAD) >= 0:
-        head = told(tile_ring, tile, HEAD)
-        rows = told(tile_ring, tile, FIRST) + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, score_layout))
+    while fact(tile_ring, tile, HEAD) >= 0:
+        head = fact(tile_ring, tile, HEAD)
+        rows = fact(tile_ring, tile, FIRST) + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, score_layout))
         row_lse = gl.load(rows_lse + (head.to(gl.int64) * padded + rows))
         row_delta = gl.load(rows_delta + (head.to(gl.int64) * padded + rows))
         position = rows + (num_keys - num_queries)
@@ -196,8 +196,8 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             CAUSAL,
             False,
         )
-        head = told(tile_ring, tile, HEAD)
-        first = told(tile_ring, tile, FIRST) + 64 * WORKER
+        head = fact(tile_ring, tile, HEAD)
+        first = fact(tile_ring, tile, FIRST) + 64 * WORKER
         mbarrier.arrive(q_empty)
         store_rows((dq * grad_scale).to(dtype), grad_q, head, first, num_queries, apart, HEAD_DIM)
         tile += 1

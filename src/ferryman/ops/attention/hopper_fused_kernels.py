@@ -26,10 +26,10 @@ from ferryman.ops.attention.hopper_tile_kernels import (
     START,
     TURNS,
     WORKERS,
+    fact,
     hidden,
     masks,
     row_of,
-    told,
 )
 
 STAGES = gl.constexpr(2)
@@ -116,8 +116,8 @@ def _add_turn(dq, turn, tile, member, arguments, WORKER: gl.constexpr, HEAD_DIM:
         _,
         _,
     ) = arguments
-    row = row_of(turn, told(tile_ring, tile, START), told(tile_ring, tile, JUMP), BLOCK_M)
-    row += (told(tile_ring, tile, HEAD) * group + member) * hidden(padded)
+    row = row_of(turn, fact(tile_ring, tile, START), fact(tile_ring, tile, JUMP), BLOCK_M)
+    row += (fact(tile_ring, tile, HEAD) * group + member) * hidden(padded)
     add_dq(dq, sums, row + 64 * WORKER, 0, HEAD_DIM)
 
 
@@ -174,7 +174,7 @@ def consume_member(
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(0, score_layout)
     none = gl.zeros([64, BLOCK_M], gl.float32, score_layout)
-    for turn in range(told(tile_ring, tile, TURNS)):
+    for turn in range(fact(tile_ring, tile, TURNS)):
         slot = step & (STAGES - 1)
         phase = (step & STAGES) // STAGES
         own = hidden(WORKER)
@@ -195,9 +195,9 @@ def consume_member(
         dp = warpgroup_mma_wait(0, [dp])
         row_delta = delta_ring.index(slot).load(row_layout)
         ds = dp - row_delta[None, :]
-        if turn < told(tile_ring, tile, MASKED):
-            row = row_of(turn, told(tile_ring, tile, START), told(tile_ring, tile, JUMP), BLOCK_M)
-            first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
+        if turn < fact(tile_ring, tile, MASKED):
+            row = row_of(turn, fact(tile_ring, tile, START), fact(tile_ring, tile, JUMP), BLOCK_M)
+            first_key = fact(tile_ring, tile, FIRST) + 64 * WORKER
             inside, seen = masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
             p = gl.where(seen, p, 0.0)
             ds = gl.where(inside, ds, 0.0)  # P is 0 where there is nothing, but dP is NaN beside an Inf of V or dO
@@ -212,7 +212,7 @@ def consume_member(
         dk = warpgroup_mma_wait(0, [dk])
         mbarrier.arrive(q_empty.index(slot))
         step += 1
-    turns = told(tile_ring, tile, TURNS)
+    turns = fact(tile_ring, tile, TURNS)
     if turns > 0:
         _named_barrier("sync", 8 + (step & 1 ^ 1) * 2 + (1 - WORKER))
         dq = _dq_of(step + 1, ds_ring, k_tiles, WORKER, HEAD_DIM)

@@ -1203,8 +1203,8 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
         for f in (*plain, *sunk[: len(plain)])
     ]
     every = (*plain, *biased, *sunk, *ranged, *spans, *capped, *masked, *pairs)
-    made = recorded([functools.partial(attention, *(*form, target)) for form in every])
-    return [replace(one, spills_allowed=_SPILLS) if _wide(one) else one for one in made]
+    kernels = recorded([functools.partial(attention, *(*form, target)) for form in every])
+    return [replace(one, spills_allowed=_SPILLS) if _wide(one) else one for one in kernels]
 
 
 def _wide(one: Specialisation) -> bool:

@@ -46,7 +46,7 @@ def tell(ring, full, turn, facts):
 
 
 @gluon.jit
-def told(ring, turn, FACT: gl.constexpr):
+def fact(ring, turn, FACT: gl.constexpr):
     """The consumers'. A slot is told anew after everyone has released the tile of that turn. Facts are read where they
     are used: registers, all of which the loops need, are scarcer than loads."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])

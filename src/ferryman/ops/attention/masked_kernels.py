@@ -152,15 +152,15 @@ def attention_mask_lists(states, lists, counts, blocks, BLOCK: tl.constexpr):
     """lists[table, kind, ..counts[table, kind]]: the blocks that are seen in part (kind 0) and whole (1), in order."""
     table = _wide(tl.program_id(0))
     for kind in tl.static_range(2):
-        found = 0
+        length = 0
         for start in tl.range(0, blocks, BLOCK):
             block = start + tl.arange(0, BLOCK)
             state = tl.load(states + table * blocks + block, mask=block < blocks, other=0)
             listed = (state == kind + 1).to(tl.int32)
-            place = found + tl.cumsum(listed, 0) - listed
+            place = length + tl.cumsum(listed, 0) - listed
             tl.store(lists + (table * 2 + kind) * blocks + place, block, mask=listed == 1)
-            found += tl.sum(listed, 0)
-        tl.store(counts + table * 2 + kind, found)
+            length += tl.sum(listed, 0)
+        tl.store(counts + table * 2 + kind, length)
 
 
 @triton.jit
@@ -747,10 +747,10 @@ def specialisations(
 ) -> list[Specialisation]:
     """What the launchers compile on ``target``: `triton_kernels.forms` with a mask, of many rows and of one."""
     kind = getattr(torch, dtype)
-    made = []
+    calls = []
     for form in forms(target, kind, head_dims):
         if form[7] is not None:
             run = attention if form[0].shape[2] > 1 else attention_decode
-            made.append(functools.partial(run, *(*form, target)))
+            calls.append(functools.partial(run, *(*form, target)))
     allowed = _spills_allowed(target, kind, "attention_forward")
-    return [replace(one, spills_allowed=allowed if one.name == "attention_masked" else 0) for one in recorded(made)]
+    return [replace(one, spills_allowed=allowed if one.name == "attention_masked" else 0) for one in recorded(calls)]

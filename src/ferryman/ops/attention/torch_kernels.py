@@ -261,10 +261,10 @@ def attention_flash(
     diagonal, factor, width = _needs_diagonal(q, causal), _scale(q, scale), v.shape[3]
     v = _as_wide(v, q.shape[3])
     if target.vendor != "nvidia":  # ROCm's kernel aligns causal as PyTorch does, and has no window
-        found = aten._scaled_dot_product_flash_attention(
+        outputs = aten._scaled_dot_product_flash_attention(
             *map(_vectorised, (q, k, v)), 0.0, diagonal, False, scale=factor
         )
-        return with_sinks(_model_layout(_cut(found[0], width)), found[1].float().contiguous(), sinks)
+        return with_sinks(_model_layout(_cut(outputs[0], width)), outputs[1].float().contiguous(), sinks)
     k, v, window, _ = last_keys(q, k, v, window, None)
     left, right = _window_sides(window, causal)
     got = aten._flash_attention_forward(

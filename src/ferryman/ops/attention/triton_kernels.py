@@ -691,17 +691,17 @@ def forms(target: Target, dtype: torch.dtype, head_dims: tuple[int, ...]) -> lis
         (1, True, 512, 20.0, dtype, 2),
         (1, True, None, 0.0, None, target.units),
     ]
-    found: list[tuple[Any, ...]] = []
+    arguments: list[tuple[Any, ...]] = []
     for dim in head_dims:
         for queries, causal, window, cap, mask, batch in kinds:
             q = torch.empty((batch, 32, queries, dim), dtype=dtype, device="meta")
             k = torch.empty((batch, 8, 4096, dim), dtype=dtype, device="meta")
             rows = None if mask is None else torch.empty((2, 1, queries, 4096), dtype=mask, device="meta")
-            found.append((q, k, k, causal, None, window, cap, rows, None, None, None, 0.0, None))
+            arguments.append((q, k, k, causal, None, window, cap, rows, None, None, None, 0.0, None))
         q, k = (torch.empty((2, heads, 4096, dim), dtype=dtype, device="meta") for heads in (32, 8))
         seeds = torch.empty(2, dtype=torch.int64, device="meta")
-        found.append((q, k, k, True, None, None, 0.0, None, None, None, None, 0.1, seeds))
-    return found
+        arguments.append((q, k, k, True, None, None, 0.0, None, None, None, None, 0.1, seeds))
+    return arguments
 
 
 def backward_arguments(form: tuple[Any, ...], with_lse: bool) -> tuple[Any, ...]:
@@ -733,6 +733,6 @@ def specialisations(
             q, k, k, True, None, None, 0.0, None, None, None, None, 0.0, None, replace(target, configuration="splits_2")
         )
 
-    made = [functools.partial(calls, form) for form in forms(target, kind, head_dims)]
-    found = recorded([*made, *(functools.partial(few_pieces, dim) for dim in head_dims)])
-    return [replace(one, spills_allowed=_spills_allowed(target, kind, one.name)) for one in found]
+    launches = [functools.partial(calls, form) for form in forms(target, kind, head_dims)]
+    kernels = recorded([*launches, *(functools.partial(few_pieces, dim) for dim in head_dims)])
+    return [replace(one, spills_allowed=_spills_allowed(target, kind, one.name)) for one in kernels]

@@ -36,8 +36,8 @@ def _activated(z: Tensor, activation: str, alpha: float) -> Tensor:
         return functional.elu(z, alpha)
     if activation == "hardswish":
         return z * (functional.relu6(z + 3) * (1 / 6))  # functional.hardswish multiplies first, and overflows
-    made: Tensor = getattr(torch, activation)(z) if activation != "silu" else functional.silu(z)
-    return made
+    y: Tensor = getattr(torch, activation)(z) if activation != "silu" else functional.silu(z)
+    return y
 
 
 # of several kernels: 16 bits would round between them

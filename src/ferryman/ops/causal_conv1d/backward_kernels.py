@@ -226,21 +226,21 @@ def _add(
     for start in range(0, parts, ROWS):
         place = (start + row).to(tl.int64)[:, None] * (channels * COLUMNS) + at[None, :]
         total += tl.load(part_ptr + place, mask=(row < parts - start)[:, None] & mask[None, :], other=0.0)
-    found = tl.sum(total, 0)
-    own = narrow(found, weight_ptr.dtype.element_ty)
+    summed = tl.sum(total, 0)
+    own = narrow(summed, weight_ptr.dtype.element_ty)
     tl.store(weight_ptr + channel * WIDTH + column, own, mask=mask & (column < WIDTH))
     if bias_ptr is not None:
-        tl.store(bias_ptr + channel, narrow(found, bias_ptr.dtype.element_ty), mask=mask & (column == WIDTH))
+        tl.store(bias_ptr + channel, narrow(summed, bias_ptr.dtype.element_ty), mask=mask & (column == WIDTH))
 
 
 def _before_activation(
     grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, target: Target
 ) -> Tensor:
     """The gradient of what SiLU takes, of x's shape and layout, in float32."""
-    made = empty_like(x, torch.float32)
+    slope = empty_like(x, torch.float32)
     batch, channels, length = x.shape
     if not length:
-        return made
+        return slope
     tile = tile_for(target, x, 8 * THREADS, THREADS, 2)  # with 4 of a thread a token's tile spills on sm_89
     across = triton.cdiv(length, tile.length)
     launch(
@@ -251,7 +251,7 @@ def _before_activation(
         weight,
         bias,
         state,
-        made,
+        slope,
         channels,
         length,
         across,
@@ -259,7 +259,7 @@ def _before_activation(
         *x.stride(),
         *weight.stride(),
         *strides(state, 3),
-        *made.stride(),
+        *slope.stride(),
         weight.shape[1],
         x.dtype == torch.float32,
         tile.d,
@@ -267,7 +267,7 @@ def _before_activation(
         device=x.device,
         num_warps=tile.warps,
     )
-    return made
+    return slope
 
 
 def causal_conv1d_backward(

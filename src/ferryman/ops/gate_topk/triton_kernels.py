@@ -204,7 +204,7 @@ def gate_topk_backward(
     grad: Tensor, logits: Tensor, topk_ids: Tensor, scoring: str, renormalise: bool, scale: float, target: Target
 ) -> Tensor:
     tokens, experts = logits.shape
-    made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    grad_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     if tokens:
         launch(
             route_gradient,
@@ -212,7 +212,7 @@ def gate_topk_backward(
             grad,
             logits,
             topk_ids,
-            made,
+            grad_logits,
             experts,
             topk_ids.shape[1],
             float(scale),
@@ -225,7 +225,7 @@ def gate_topk_backward(
             device=logits.device,
             num_warps=_warps(experts, target),
         )
-    return made
+    return grad_logits
 
 
 def _warps(experts: int, target: Target) -> int:

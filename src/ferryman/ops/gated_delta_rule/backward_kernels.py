@@ -133,14 +133,14 @@ def _chunk(
         brought = tl.zeros([CHUNK, BLOCK_K], tl.float32)
         for column in tl.range(0, dim, BLOCK_V, num_stages=1):
             v = column + tl.arange(0, BLOCK_V)
-            held = _tile(held_ptr, n, v, dim, 1, n < width, dim)
+            start_state = _tile(held_ptr, n, v, dim, 1, n < width, dim)
             late = _tile(late_ptr, n, v, dim, 1, n < width, dim)
-            whole += tl.sum(tl.sum(held * late, 1), 0)
-            held, late = tl.trans(held), tl.trans(late)
+            whole += tl.sum(tl.sum(start_state * late, 1), 0)
+            start_state, late = tl.trans(start_state), tl.trans(late)
             dy = _tile(dy_ptr, c, v, y_l, y_v, live, dim)
-            from_y = tl.dot(dy, held, from_y, input_precision=PRECISION)
+            from_y = tl.dot(dy, start_state, from_y, input_precision=PRECISION)
             x = beta[:, None] * _tile(asked_ptr, c, v, heads * dim, 1, live, dim)
-            from_x = tl.dot(x, held, from_x, input_precision=PRECISION)
+            from_x = tl.dot(x, start_state, from_x, input_precision=PRECISION)
             d = beta[:, None] * _tile(wrong_ptr, c, v, heads * dim, 1, live, dim)
             brought = tl.dot(d, late, brought, input_precision=PRECISION)
         k = _tile(k_ptr, c, n, k_l, k_k, live, width) * k_factor[:, None]
@@ -234,17 +234,17 @@ def gated_delta_rule_backward(
 ) -> tuple[Tensor, ...]:
     batch, length, shared, width = q.shape
     heads, dim = v.shape[2:]
-    made = begun(q, k, v, g, beta, initial_state)
+    grads = begun(q, k, v, g, beta, initial_state)
     if batch * length * heads * width * dim == 0:
-        for t in made:
+        for t in grads:
             t.zero_()
         if initial_state is not None and grad_final_state is not None:
-            made[5].copy_(grad_final_state)
-        return tuple(made)
+            grads[5].copy_(grad_final_state)
+        return tuple(grads)
     nvidia = target.vendor == "nvidia"
     chunks, repeated = triton.cdiv(length, CHUNK), heads // shared
     kind: dict[str, Any] = {"dtype": torch.float32, "device": v.device}
-    held, late = (torch.empty(batch, chunks, heads, width, dim, **kind) for _ in range(2))
+    states, late = (torch.empty(batch, chunks, heads, width, dim, **kind) for _ in range(2))
     wrong, asked = (torch.empty(batch, length, heads, dim, **kind) for _ in range(2))
     # with 32 keys `_reverse` spills on sm_90 and gfx1100, with 4 warps on sm_89; `_chunk` with 4 warps on sm_90
     block_k, block_v = _power(width, 32), _power(dim, 32)
@@ -260,7 +260,7 @@ def gated_delta_rule_backward(
         g,
         beta,
         initial_state,
-        held,
+        states,
         wrong,
         length,
         *sizes,
@@ -286,8 +286,8 @@ def gated_delta_rule_backward(
         beta,
         late,
         asked,
-        made[2],
-        None if initial_state is None else made[5],
+        grads[2],
+        None if initial_state is None else grads[5],
         factor,
         length,
         *sizes,
@@ -309,15 +309,15 @@ def gated_delta_rule_backward(
         k,
         g,
         beta,
-        (held, late, wrong, asked),
-        made,
+        (states, late, wrong, asked),
+        grads,
         factor,
         qk_l2norm,
         CHUNK,
         8 if nvidia else 4 if target.wave == 32 else 1,
         target,
     )
-    return tuple(made)
+    return tuple(grads)
 
 
 def gradients(
@@ -327,14 +327,14 @@ def gradients(
     g: Tensor | None,
     beta: Tensor,
     walked: tuple[Tensor, Tensor, Tensor, Tensor],
-    made: Sequence[Tensor],
+    grads: Sequence[Tensor],
     factor: float,
     norm: bool,
     chunk: int,
     warps: int,
     target: Target,
 ) -> None:
-    """Those of q, k, g and beta, into ``made``, which is in this order, v's third. ``walked``: the states that chunks
+    """Those of q, k, g and beta, into ``grads``, which is in this order, v's third. ``walked``: the states that chunks
     begin with, the gradients of those they end with, u, and the gradients of corrections."""
     batch, length, shared, width = q.shape
     heads, dim = grad_y.shape[2:]
@@ -350,8 +350,8 @@ def gradients(
         beta,
         *walked,
         *parts,
-        None if g is None else made[3],
-        made[4],
+        None if g is None else grads[3],
+        grads[4],
         factor,
         length,
         chunks,
@@ -373,7 +373,7 @@ def gradients(
         num_warps=warps,
     )
     block = _power(width, 256)
-    for part, x, out, times in ((parts[0], q, made[0], factor), (parts[1], k, made[1], 1.0)):
+    for part, x, out, times in ((parts[0], q, grads[0], factor), (parts[1], k, grads[1], 1.0)):
         launch(
             _finish,
             (batch * length * shared,),
@@ -411,7 +411,7 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         (2048, 16, 16, 256, 256, False, True, False),
         (37, 3, 3, 11, 13, True, True, True),
     )
-    found = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
+    kernels = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
     # scalar registers lie in lanes of vector registers, none in memory
     allowed = {"_reverse": 0 if target.wave == 32 else 24}
-    return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in found]
+    return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in kernels]

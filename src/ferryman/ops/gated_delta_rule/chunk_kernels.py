@@ -81,10 +81,10 @@ def _begin(kept_ptr, state_ptr, s_k, s_v, column, width, dim, BLOCK_K: tl.conste
     n = tl.arange(0, BLOCK_K)
     for b in tl.range(0, width, BLOCK_K, num_stages=1):
         inside = (n < width - b)[:, None] & (column < dim)[None, :]
-        held = tl.zeros([BLOCK_K, column.shape[0]], tl.float32)
+        state = tl.zeros([BLOCK_K, column.shape[0]], tl.float32)
         if state_ptr is not None:
-            held = _tile(state_ptr, b + n, column, s_k, s_v, n < width - b, dim)
-        tl.store(kept_ptr + (b + n)[:, None] * dim, held, mask=inside)
+            state = _tile(state_ptr, b + n, column, s_k, s_v, n < width - b, dim)
+        tl.store(kept_ptr + (b + n)[:, None] * dim, state, mask=inside)
     tl.debug_barrier()
 
 
@@ -122,16 +122,16 @@ def _products(
             q = _tile(q_ptr, c, b + n, q_l, q_k, live, width)
         if kept_ptr is not None:
             inside = (n < width - b)[:, None] & (column < dim)[None, :]
-            held = tl.load(kept_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0)
+            state = tl.load(kept_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0)
         scores = tl.dot(k, tl.trans(k), scores, input_precision=PRECISION)
         k_size += tl.sum(k * k, 1)
         if q_ptr is not None:
             weight = tl.dot(q, tl.trans(k), weight, input_precision=PRECISION)
             q_size += tl.sum(q * q, 1)
         if kept_ptr is not None:
-            known = tl.dot(k, held, known, input_precision=PRECISION)
+            known = tl.dot(k, state, known, input_precision=PRECISION)
             if q_ptr is not None:
-                y = tl.dot(q, held, y, input_precision=PRECISION)
+                y = tl.dot(q, state, y, input_precision=PRECISION)
     return scores, weight, known, y, k_size, q_size
 
 
@@ -168,9 +168,9 @@ def _onward(
     for b in tl.range(0, width, BLOCK_K, num_stages=1):
         inside = (n < width - b)[:, None] & (column < dim)[None, :]
         k = _tile(k_ptr, c, b + n, k_l, k_k, live, width)
-        held = tl.load(kept_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0) * fade
-        held = tl.dot(tl.trans(k * kept[:, None]), d, held, input_precision=PRECISION)
-        tl.store(next_ptr + (b + n)[:, None] * dim, held, mask=inside)
+        state = tl.load(kept_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0) * fade
+        state = tl.dot(tl.trans(k * kept[:, None]), d, state, input_precision=PRECISION)
+        tl.store(next_ptr + (b + n)[:, None] * dim, state, mask=inside)
 
 
 @triton.jit

@@ -95,12 +95,12 @@ def gated_delta_rule_backward(
     late = state if grad_final_state is None else grad_final_state.float()
     state = state if initial_state is None else initial_state.float()
     if v.numel() == 0 or width == 0:
-        made = [
+        grads = [
             torch.zeros(0 if t is None else t.shape, dtype=(v if t is None else t).dtype, device=v.device) for t in own
         ]
         if initial_state is not None:
-            made[5] = late.to(initial_state.dtype, copy=True).contiguous()
-        return tuple(made)
+            grads[5] = late.to(initial_state.dtype, copy=True).contiguous()
+        return tuple(grads)
     chunk = min(CHUNK, length)
     count = -(-length // chunk)
     whole = [_chunks(x, count, chunk) for x in (q, k)]  # (chunks, B, G, Q, K)
@@ -122,10 +122,10 @@ def gated_delta_rule_backward(
     seen = (queries @ keys.mT) * weight
     since, until = torch.exp(total), torch.exp(total[..., -1:, :] - total)
     whole_decay = since[..., -1:, :]
-    held, wanted = (torch.empty(count, *state.shape, dtype=torch.float32, device=v.device) for _ in range(2))
+    states, wanted = (torch.empty(count, *state.shape, dtype=torch.float32, device=v.device) for _ in range(2))
     wrong, moved = torch.empty_like(values), torch.empty_like(values)
     for i in range(count):
-        held[i] = state
+        states[i] = state
         u = values[i] - since[i] * (keys[i] @ state)
         wrong[i] = torch.linalg.solve_triangular(met[i] * rates[i].mT, u, upper=False, unitriangular=True)
         state = whole_decay[i] * state + (until[i] * keys[i]).mT @ (rates[i] * wrong[i])
@@ -143,7 +143,7 @@ def gated_delta_rule_backward(
     of_met, of_seen = -(x @ d.mT), given @ d.mT
     pairs = (met * of_met).masked_fill_(~later.mT, 0.0) + (seen * of_seen).masked_fill_(~later.mT, 0.0)
     of_met, of_seen = (of_met * weight).masked_fill_(~later.mT, 0.0), of_seen * weight
-    early_q, early_k, brought = since * (given @ held.mT), since * (x @ held.mT), until * (d @ wanted.mT)
+    early_q, early_k, brought = since * (given @ states.mT), since * (x @ states.mT), until * (d @ wanted.mT)
     of_q = of_seen @ keys + early_q
     of_k = (of_met + of_met.mT) @ keys + of_seen.mT @ queries - early_k + brought
     # of an exponent: all pairs with the earlier token before it, and the later one not
@@ -154,19 +154,19 @@ def gated_delta_rule_backward(
         before
         + after.flip(-1).cumsum(-1).flip(-1)
         + sent
-        + whole_decay[..., 0] * (held * wanted).sum((-2, -1))[..., None]
+        + whole_decay[..., 0] * (states * wanted).sum((-2, -1))[..., None]
     )
-    found = []
+    to_q_and_k = []
     for x, one, root, times in zip((of_q, of_k), whole, roots, (factor, 1.0), strict=True):
         slope = times * x.unflatten(2, (shared, repeated)).sum(3)
-        found.append(slope if root is None else root * (slope - one * (one * slope).sum(-1, keepdim=True)))
-    slopes = (*found, rates * moved, None if g is None else of_g[..., None], of_beta[..., None])
-    made = []
+        to_q_and_k.append(slope if root is None else root * (slope - one * (one * slope).sum(-1, keepdim=True)))
+    slopes = (*to_q_and_k, rates * moved, None if g is None else of_g[..., None], of_beta[..., None])
+    grads = []
     for t, slope in zip(own, slopes, strict=False):
         if t is None or slope is None:
-            made.append(v.new_empty(0))
+            grads.append(v.new_empty(0))
             continue
         slope = slope.movedim(3, 2).movedim(0, 1).flatten(1, 2)[:, :length].reshape(t.shape)
-        made.append(slope.to(t.dtype).contiguous())
+        grads.append(slope.to(t.dtype).contiguous())
     kept = v.new_empty(0) if initial_state is None else late.to(initial_state.dtype, copy=True).contiguous()
-    return (*made, kept)
+    return (*grads, kept)

@@ -213,6 +213,6 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         (2048, 16, 16, 256, 256, False, True, False),
         (37, 3, 3, 11, 13, True, True, True),
     )
-    found = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
+    kernels = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
     few = _SPILLS.get((target.arch, dtype), 0)
-    return [replace(one, spills_allowed=few) for one in found]
+    return [replace(one, spills_allowed=few) for one in kernels]

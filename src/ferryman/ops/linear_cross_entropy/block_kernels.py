@@ -68,11 +68,11 @@ def forward(
     total = torch.zeros(rows if smoothing else 0, dtype=torch.float32, device=device)
     if rows == 0:
         return picked.new_full((), math.nan), picked.reshape(labels.shape)
-    found = []
+    block_lses = []
     for block in _blocks(rows, x, weight, parts.bytes):
         z = parts.product(flat, weight[block], None if bias is None else bias[block], target)
-        found.append(parts.measure(z, goal, block.start, picked, total, target))
-    lse = torch.logsumexp(torch.stack(found, -1), -1)
+        block_lses.append(parts.measure(z, goal, block.start, picked, total, target))
+    lse = torch.logsumexp(torch.stack(block_lses, -1), -1)
     row = lse - picked
     if smoothing:
         row = (1.0 - smoothing) * row + smoothing * (lse - total / classes)

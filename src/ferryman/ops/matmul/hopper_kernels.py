@@ -115,8 +115,8 @@ _CROWDED = 0.85  # of the SMs: what clusters of 4 can fill
 
 def _low(n: int, split: int) -> Wide:
     """For 64 rows or fewer, with as many stages as fit."""
-    made = (Wide(64, n, stages, split=split, head=2, boxes=2) for stages in range(8, 2, -1))
-    return next(form for form in made if form.shared <= _SHARED_PER_BLOCK)
+    candidates = (Wide(64, n, stages, split=split, head=2, boxes=2) for stages in range(8, 2, -1))
+    return next(form for form in candidates if form.shared <= _SHARED_PER_BLOCK)
 
 
 _LOW = (

@@ -343,7 +343,7 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
 
     shapes = [(r, k, n) for r in (1, 16, 60, 300, 8192) for k, n in ((4096, 4096), (4096, 14336))]
     shapes += [(512, 4096, 128256), (61, 257, 131), (9, 1, 17), (33, 65, 1)]  # sizes of 1 are compiled in
-    found = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
+    kernels = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
     # the float32 tile spills two words where ptxas keeps six blocks of it on an SM
     allowed = 8 if dtype == "float32" and target.arch in ("sm_87", "sm_89") else 0
-    return [replace(one, spills_allowed=allowed) for one in found]
+    return [replace(one, spills_allowed=allowed) for one in kernels]

@@ -39,10 +39,10 @@ def _product(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
 
 def _over_rows(grad: Tensor, x: Tensor, offsets: Tensor, experts: int) -> Tensor:
     """(E, N, K): the product of grad's and x's rows, an expert's summed over its own."""
-    made = torch.zeros(experts, grad.shape[1], x.shape[1], dtype=x.dtype, device=x.device)
+    grad_weight = torch.zeros(experts, grad.shape[1], x.shape[1], dtype=x.dtype, device=x.device)
     for expert, start, end in _spans(offsets, x.shape[0]):
-        made[expert] = torch.mm(_wide(grad[start:end]).T, _wide(x[start:end]))
-    return made
+        grad_weight[expert] = torch.mm(_wide(grad[start:end]).T, _wide(x[start:end]))
+    return grad_weight
 
 
 def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor, target: Target) -> Tensor:
@@ -62,9 +62,9 @@ def _at_once(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     """torch._grouped_mm wants dense rows, and offsets that ascend inside x."""
     if not hasattr(torch, "_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no _grouped_mm; use the line 'torch' or 'triton'")
-    held = _dense(weight.mT).mT if weight.mT.is_contiguous() else _dense(weight)
-    made: Tensor = torch._grouped_mm(_dense(x), held.mT, offs=offsets)
-    return made
+    dense_weight = _dense(weight.mT).mT if weight.mT.is_contiguous() else _dense(weight)
+    y: Tensor = torch._grouped_mm(_dense(x), dense_weight.mT, offs=offsets)
+    return y
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -87,10 +87,10 @@ def _over_rows_at_once(grad: Tensor, x: Tensor, ends: Tensor, experts: int) -> T
         return x.new_zeros(experts, grad.shape[1], x.shape[1])
     if not hasattr(torch, "_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no _grouped_mm; use the line 'torch' or 'triton'")
-    made: Tensor = torch._grouped_mm(_dense(grad).T, _dense(x), offs=ends)
+    grad_weight: Tensor = torch._grouped_mm(_dense(grad).T, _dense(x), offs=ends)
     starts = torch.cat([ends.new_zeros(1), ends[:-1]])
     # an expert without rows is a product of depth 0, whose result no version documents
-    return made.masked_fill_((ends == starts)[:, None, None], 0.0)
+    return grad_weight.masked_fill_((ends == starts)[:, None, None], 0.0)
 
 
 def grouped_mm_backward(
@@ -248,9 +248,9 @@ def _layer_gradients(
         else:
             dh = torch.cat([to_gate, to_up], -1).to(x.dtype)
         if need_x:
-            made = product(dh, gate_up.mT, ends)
-            placed = torch.empty_like(made)
-            placed[order] = made
+            by_expert = product(dh, gate_up.mT, ends)
+            placed = torch.empty_like(by_expert)
+            placed[order] = by_expert
             to_x = placed.view(-1, slots, width).sum(1, dtype=torch.float32).to(x.dtype)
         if need_gate_up:
             to_gate_up = over_rows(dh, rows, ends, experts)

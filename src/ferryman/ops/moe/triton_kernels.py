@@ -635,14 +635,14 @@ def _over_rows(
     slots: int = 1,
 ) -> Tensor:
     n, k = grad.shape[1], x.shape[1]
-    made = torch.empty(experts, n, k, dtype=x.dtype, device=x.device)
+    grad_weight = torch.empty(experts, n, k, dtype=x.dtype, device=x.device)
     size, deep = (32, 32) if x.element_size() == 4 else (64, 32)
     launch(
         grouped_weight_gradient,
         (experts * triton.cdiv(n, size) * triton.cdiv(k, size),),
         grad,
         x,
-        made,
+        grad_weight,
         offsets,
         grad_take,
         x_take,
@@ -661,7 +661,7 @@ def _over_rows(
         num_warps=4,
         num_stages=2,
     )
-    return made
+    return grad_weight
 
 
 def moe_experts(
@@ -683,22 +683,22 @@ def moe_experts(
     hidden = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     bias = None if bias is None else bias.contiguous()
     y = torch.zeros if not inner else torch.empty
-    made = y(rows, width, dtype=x.dtype, device=x.device)
+    by_slot = y(rows, width, dtype=x.dtype, device=x.device)
     if inner:
         _launch(x, gate_up, ends, hidden, target, rows=rows, bias=bias, take=order, slots=slots, activation=activation)
     own = None if bias is None else bias[:, 2 * inner :]
-    _launch(hidden, down, ends, made, target, rows=rows, bias=own, put=order)
-    return _combined(made, topk_ids, topk_weights, x, experts)
+    _launch(hidden, down, ends, by_slot, target, rows=rows, bias=own, put=order)
+    return _combined(by_slot, topk_ids, topk_weights, x, experts)
 
 
-def _combined(made: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, like: Tensor, experts: int) -> Tensor:
+def _combined(by_slot: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, like: Tensor, experts: int) -> Tensor:
     (tokens, width), slots = like.shape, topk_ids.shape[1]
     out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     block = min(1024, triton.next_power_of_2(width))
     launch(
         combine_rows,
         (tokens * triton.cdiv(width, block),),
-        made,
+        by_slot,
         topk_ids,
         topk_weights,
         out,
@@ -810,9 +810,9 @@ def moe_experts_backward(
         num_stages=2,
     )
     if need_x:
-        made = empty(rows, width)
-        _launch(dh, gate_up.transpose(1, 2), ends, made, target, rows=rows, put=order)
-        to_x = _combined(made, topk_ids, None, x, experts)
+        by_slot = empty(rows, width)
+        _launch(dh, gate_up.transpose(1, 2), ends, by_slot, target, rows=rows, put=order)
+        to_x = _combined(by_slot, topk_ids, None, x, experts)
     if need_gate_up:
         to_gate_up = _over_rows(dh, x, ends, experts, rows=rows, x_take=order, slots=slots)
     if need_down:

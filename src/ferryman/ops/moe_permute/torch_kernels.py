@@ -27,8 +27,8 @@ def places(source: Tensor, slots: int) -> Tensor:
     at = source.long()
     at = torch.where((at >= 0) & (at < slots), at, slots)
     row = torch.arange(len(at), dtype=torch.int32, device=at.device)
-    made = torch.full((slots + 1,), -1, dtype=torch.int32, device=at.device)
-    return made.scatter_reduce_(0, at, row, "amax")[:slots]
+    last_rows = torch.full((slots + 1,), -1, dtype=torch.int32, device=at.device)
+    return last_rows.scatter_reduce_(0, at, row, "amax")[:slots]
 
 
 def _by_slot(y: Tensor, place: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ def moe_combine_backward(
         # a source outside is clamped to a slot that another row may have
         mine = (at == source) & (place.index_select(0, at) == row)
         share = _shares(topk_weights, place).index_select(0, at)
-        made = grad.index_select(0, at // slots).float().mul_(share[:, None])
-        to_y = made.masked_fill_(~mine[:, None], 0.0).to(y.dtype)
+        weighted = grad.index_select(0, at // slots).float().mul_(share[:, None])
+        to_y = weighted.masked_fill_(~mine[:, None], 0.0).to(y.dtype)
     if need_topk_weights:
         rows = _by_slot(y, place).view(tokens, slots, y.shape[1])
         above = grad.float()[:, None].masked_fill((place < 0).view(tokens, slots, 1), 0.0)

@@ -145,13 +145,13 @@ def _rows(
 ) -> Tensor:
     """shape: tokens and slots of each."""
     (tokens, slots), width, count = shape, x.shape[1], len(source)
-    made = torch.empty(count, width, dtype=x.dtype, device=x.device)
-    if not made.numel():
-        return made
+    out = torch.empty(count, width, dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
     if not tokens * slots:
-        return made.zero_()
+        return out.zero_()
     tile, programs = _tiled(target, width, x.element_size(), count)
-    args: tuple[Any, ...] = (x, source, place, weights, made, count, width, slots, tokens * slots)
+    args: tuple[Any, ...] = (x, source, place, weights, out, count, width, slots, tokens * slots)
     launch(
         rows_of_slots,
         (programs,),
@@ -163,16 +163,16 @@ def _rows(
         device=x.device,
         num_warps=tile.warps,
     )
-    return made
+    return out
 
 
 def _sums(y: Tensor, place: Tensor, weights: Tensor | None, shape: tuple[int, int], target: Target) -> Tensor:
     (tokens, slots), width = shape, y.shape[1]
-    made = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
-    if not made.numel():
-        return made
+    out = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
+    if not out.numel():
+        return out
     if not y.numel() or not slots:
-        return made.zero_()
+        return out.zero_()
     tile, programs = _tiled(target, width, 4, tokens)
     launch(
         sums_of_slots,
@@ -180,7 +180,7 @@ def _sums(y: Tensor, place: Tensor, weights: Tensor | None, shape: tuple[int, in
         y,
         place,
         weights,
-        made,
+        out,
         tokens,
         width,
         slots,
@@ -191,7 +191,7 @@ def _sums(y: Tensor, place: Tensor, weights: Tensor | None, shape: tuple[int, in
         device=y.device,
         num_warps=tile.warps,
     )
-    return made
+    return out
 
 
 def moe_permute(x: Tensor, topk_ids: Tensor, num_experts: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:

@@ -102,7 +102,7 @@ def _unit(
     kind: str, weight: str, centred: bool, biased: bool, added: bool, lanes: int, exact: bool, form: Form
 ) -> Unit:
     source = family_source(_FILE, True, True)
-    found = unit(
+    kernel = unit(
         source,
         "FERRYMAN_NORM_BACKWARD",
         "norm_backward",
@@ -119,15 +119,15 @@ def _unit(
         exact,
         form.cluster,
     )
-    return found._replace(cluster=form.cluster, overlapping=True)
+    return kernel._replace(cluster=form.cluster, overlapping=True)
 
 
 @functools.lru_cache(maxsize=None)
 def _sum_unit(weight: str, bias: str) -> Unit:
-    found = unit(
+    kernel = unit(
         family_source(_FILE, True, True), "FERRYMAN_SUM_CLUSTERS", "norm_sum_clusters", weight, bias, _SUM_WAVES
     )
-    return found._replace(overlapping=True)
+    return kernel._replace(overlapping=True)
 
 
 def _whole_words(x: Tensor) -> tuple[Tensor, int, int]:
@@ -253,7 +253,7 @@ def units(target: Target) -> list[Unit]:
     device is not what the menu asks for."""
     if "clusters" not in target.features or target.shared_memory < WIDE_SHARED_MEMORY:
         return []
-    found: dict[str, Unit] = {}
+    kernels: dict[str, Unit] = {}
     for x, weight, kind, biased, few in itertools.product(_TYPES, _SIZES, FORMS, (False, True), (False, True)):
         seen: set[Form] = set()
         for n in _WIDTHS:
@@ -265,12 +265,12 @@ def units(target: Target) -> list[Unit]:
                 continue
             seen.add(form)
             lanes, exact = form.lanes(n, size), form.exact(n, size)
-            made = _unit(x, weight, kind == "centred", biased, kind == "added", lanes, exact, form)
-            found[made.name] = made
+            kernel = _unit(x, weight, kind == "centred", biased, kind == "added", lanes, exact, form)
+            kernels[kernel.name] = kernel
     for weight, bias in itertools.product(_SIZES, _SIZES):
         if (weight, bias) != ("none", "none"):
-            made = _sum_unit(weight, bias)
-            found[made.name] = made
+            kernel = _sum_unit(weight, bias)
+            kernels[kernel.name] = kernel
     # ptxas takes a word or more beyond the launch bounds, which sm_90 decides, of some kernels on sm_100
     allowed = 24 if target.arch == "sm_100" else 0
-    return [u._replace(spills_allowed=allowed) for u in found.values()]
+    return [u._replace(spills_allowed=allowed) for u in kernels.values()]

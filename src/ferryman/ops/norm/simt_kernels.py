@@ -189,7 +189,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 def units(target: Target) -> list[Unit]:
     """Kernels of this family: every combination of dtypes on each kind of plan, every plan on equal dtypes."""
-    found: dict[str, Unit] = {}
+    kernels: dict[str, Unit] = {}
     optional = (*_TYPES, "none")
     for x, few in itertools.product(_TYPES, (True, False)):
         others = optional if few else (x,)
@@ -200,10 +200,10 @@ def units(target: Target) -> list[Unit]:
 
         for op, w, cast in itertools.product(("rms_norm", "add_rms_norm"), others, (False, True)):
             if w != "none" or not cast:
-                found.update((u.name, u) for u in (_unit(op, (x, w), cast, plan) for plan in plans(op, w)))
+                kernels.update((u.name, u) for u in (_unit(op, (x, w), cast, plan) for plan in plans(op, w)))
         for w, b in itertools.product(others, others):
-            made = [_unit("layer_norm", (x, w, b), None, plan) for plan in plans("layer_norm", w, b)]
-            found.update((u.name, u) for u in made)
+            layer_norms = [_unit("layer_norm", (x, w, b), None, plan) for plan in plans("layer_norm", w, b)]
+            kernels.update((u.name, u) for u in layer_norms)
     # On sm_100 ptxas takes a word or two more for layer_norm than the launch bounds leave, which sm_90 decides.
     allowed = 8 if target.arch == "sm_100" else 0
-    return [u._replace(spills_allowed=allowed) for u in found.values()]
+    return [u._replace(spills_allowed=allowed) for u in kernels.values()]

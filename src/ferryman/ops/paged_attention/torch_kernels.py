@@ -42,5 +42,5 @@ def paged_attention(
     top = s.amax(-1, keepdim=True)
     p = torch.exp(s - top.masked_fill(top == -math.inf, 0.0))
     total = p.sum(-1, keepdim=True)
-    found = torch.matmul(p, v.float()) / total.masked_fill(total == 0, 1.0)
-    return found.squeeze(2).to(q.dtype)
+    mean = torch.matmul(p, v.float()) / total.masked_fill(total == 0, 1.0)
+    return mean.squeeze(2).to(q.dtype)

@@ -40,8 +40,8 @@ def _unit(way: str, kind: str, table: str, width: int, interleaved: bool, form: 
     source, types = family_source(_FILE, False), (kind, table, width, interleaved, way == _OVER, way == _BACKWARD)
     if form is None:
         return unit(source, "FERRYMAN_ROPE", way, *types, _THREADS)
-    made = unit(source, "FERRYMAN_ROPE_PACKS", f"{way}_packs", *types, _PACKS_THREADS, *form)
-    return made._replace(overlapping=True)
+    kernel = unit(source, "FERRYMAN_ROPE_PACKS", f"{way}_packs", *types, _PACKS_THREADS, *form)
+    return kernel._replace(overlapping=True)
 
 
 class _Layout(NamedTuple):
@@ -245,11 +245,11 @@ def _launch(
 def units(target: Target) -> list[Unit]:
     """Every kernel of this family."""
     widths = {"f32": (1, 4), "f16": (1, 8), "bf16": (1, 8)}
-    found = []
+    kernels = []
     for way, (kind, (one, vector)), table, interleaved in itertools.product(
         (_FORWARD, _OVER, _BACKWARD), widths.items(), widths, (False, True)
     ):
-        found += [_unit(way, kind, table, width, interleaved) for width in (one, vector)]
+        kernels += [_unit(way, kind, table, width, interleaved) for width in (one, vector)]
         if _takes_packs(target):
-            found += [_unit(way, kind, table, vector, interleaved, form) for form in dict.fromkeys(_FORMS[way])]
-    return found
+            kernels += [_unit(way, kind, table, vector, interleaved, form) for form in dict.fromkeys(_FORMS[way])]
+    return kernels

@@ -198,16 +198,16 @@ def selective_scan_backward(
     batch, length, channels = x.shape
     width = b.shape[2]
     own = (x, dt, a, b, c, d, z, dt_bias, initial_state)
-    made = [torch.empty(0, dtype=x.dtype, device=x.device) for _ in own]
+    grads = [torch.empty(0, dtype=x.dtype, device=x.device) for _ in own]
     for place, t in enumerate(own):
         if t is not None:
-            made[place] = torch.empty(t.shape, dtype=t.dtype, device=x.device)
+            grads[place] = torch.empty(t.shape, dtype=t.dtype, device=x.device)
     if batch * length * channels == 0:
-        for t in made:
+        for t in grads:
             t.zero_()
         if initial_state is not None and grad_final_state is not None:
-            made[8].copy_(grad_final_state)
-        return tuple(made)
+            grads[8].copy_(grad_final_state)
+        return tuple(grads)
     block_t, block_d, block_n = _many(width, channels, 512)
     across = triton.cdiv(channels, block_d)
     kind: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
@@ -263,10 +263,10 @@ def selective_scan_backward(
         z,
         bias,
         kept,
-        made[0],
-        made[1],
-        made[6],
-        None if initial_state is None else made[8],
+        grads[0],
+        grads[1],
+        grads[6],
+        None if initial_state is None else grads[8],
         of_a,
         *shared,
         of_d,
@@ -289,19 +289,19 @@ def selective_scan_backward(
         device=x.device,
         num_warps=warps,
     )
-    for one, out in zip(shared, (made[3], made[4]), strict=True):
+    for one, out in zip(shared, (grads[3], grads[4]), strict=True):
         if width:
             _added(one, out, across, width, width, across * width)
     for place, one in ((2, of_a), (5, of_d), (7, of_bias)):
         if own[place] is not None and one.numel():
             each = one.numel() // batch
-            _added(one, made[place], batch, each, each, each)
-    return tuple(made)
+            _added(one, grads[place], batch, each, each, each)
+    return tuple(grads)
 
 
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     calls = without_data(target, dtype)
-    found = recorded(functools.partial(selective_scan_backward, c[0], c[8], *c) for c in calls)  # gradients are alike
+    kernels = recorded(functools.partial(selective_scan_backward, c[0], c[8], *c) for c in calls)  # gradients are alike
     # scalar registers lie in lanes of vector registers, none in memory
     allowed = {"_gradients": 0 if target.wave == 32 else 24}
-    return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in found]
+    return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in kernels]

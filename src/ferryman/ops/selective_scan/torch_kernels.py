@@ -77,7 +77,9 @@ def selective_scan_backward(
     batch, length, channels = x.shape
     width = b.shape[2]
     own = (x, dt, a, b, c, d, z, dt_bias, initial_state)
-    made = [torch.zeros(0 if t is None else t.shape, dtype=(x if t is None else t).dtype, device=x.device) for t in own]
+    grads = [
+        torch.zeros(0 if t is None else t.shape, dtype=(x if t is None else t).dtype, device=x.device) for t in own
+    ]
     kind: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
     shape = (batch, channels, width)
     state = torch.zeros(shape, **kind) if initial_state is None else initial_state.float()
@@ -115,25 +117,25 @@ def selective_scan_backward(
             read = (states * out[:, :, None]).sum(-1)
             if d is not None:
                 read = torch.addcmul(read, here, d.float())
-            made[6][:, part] = g * read * (s * (1 + gate * (1 - s)))
+            grads[6][:, part] = g * read * (s * (1 + gate * (1 - s)))
             g = g * (gate * s)
-        made[4][:, part] = (g[..., None] * states).sum(2)
+        grads[4][:, part] = (g[..., None] * states).sum(2)
         whole = g[..., None] * out[:, :, None]
         for t in reversed(range(here.shape[1])):
             whole[:, t] += back
             back = decay[:, t] * whole[:, t]
         read = (whole * into[:, :, None]).sum(-1)
-        made[3][:, part] = ((step * here)[..., None] * whole).sum(2)
-        made[0][:, part] = step * read if d is None else torch.addcmul(step * read, g, d.float())
+        grads[3][:, part] = ((step * here)[..., None] * whole).sum(2)
+        grads[0][:, part] = step * read if d is None else torch.addcmul(step * read, g, d.float())
         exponent = decay * whole * before
         of_step = torch.addcmul((exponent * rate).sum(-1), read, here)
         if dt_softplus:
             of_step = of_step * torch.sigmoid(turned)
-        made[1][:, part] = of_step
+        grads[1][:, part] = of_step
         of_a += (exponent * step[..., None]).sum((0, 1))
         of_d += (here * g).sum((0, 1))
         of_bias += of_step.sum((0, 1))
     for place, value in ((2, of_a), (5, of_d), (7, of_bias), (8, back)):
         if own[place] is not None:
-            made[place].copy_(value)
-    return tuple(made)
+            grads[place].copy_(value)
+    return tuple(grads)

@@ -78,8 +78,8 @@ def choose(n: int, itemsize: int, shifted: bool) -> Form:
 
 @functools.lru_cache(maxsize=None)
 def _unit(form: Form, kind: str, gradient: bool) -> Unit:
-    found = unit(family_source(_FILE, False, True), "FERRYMAN_LOSS", "loss", kind, *form, gradient)
-    return found._replace(cluster=form.cluster)
+    kernel = unit(family_source(_FILE, False, True), "FERRYMAN_LOSS", "loss", kind, *form, gradient)
+    return kernel._replace(cluster=form.cluster)
 
 
 @functools.lru_cache(maxsize=None)

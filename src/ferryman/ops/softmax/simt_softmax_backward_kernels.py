@@ -64,25 +64,25 @@ def plan(n: int, itemsize: int, vector: bool, spread: int, target: Target) -> Ro
     if vector and "clusters" in target.features and n * itemsize > _WAVE * VECTOR_BYTES * 2:
         few = _FEW if spread and n * itemsize > _FEW_ABOVE else ()
         for form in (*few, *_MANY):
-            found = form.plan(n, itemsize)
-            if found is not None and (form not in few or found.threads * form.cluster <= spread):
-                return found
+            layout = form.plan(n, itemsize)
+            if layout is not None and (form not in few or layout.threads * form.cluster <= spread):
+                return layout
     # Every group of rows has a block of its own: none of them loads the next while it writes this one.
-    found = row_plan(n, itemsize, vector, target.wave, target.units, target.shared_memory, _NEED, spread)
-    return found._replace(resident=0)
+    layout = row_plan(n, itemsize, vector, target.wave, target.units, target.shared_memory, _NEED, spread)
+    return layout._replace(resident=0)
 
 
 @functools.lru_cache(maxsize=None)
 def _unit(kind: str, plan: RowPlan, early: bool) -> Unit:
     source = family_source(_FILE, True, plan.cluster > 1)
-    found = unit(source, "FERRYMAN_SOFTMAX_BACKWARD", "softmax_backward", kind, *plan.arguments, early)
-    return found._replace(cluster=plan.cluster, overlapping=early)
+    kernel = unit(source, "FERRYMAN_SOFTMAX_BACKWARD", "softmax_backward", kind, *plan.arguments, early)
+    return kernel._replace(cluster=plan.cluster, overlapping=early)
 
 
 @functools.lru_cache(maxsize=4096)
 def _choose(dtype: torch.dtype, n: int, vector: bool, spread: int, target: Target) -> tuple[Unit, RowPlan]:
-    found = plan(n, dtype.itemsize, vector, spread, target)
-    return _unit(type_name(dtype), found, _early(spread, target)), found
+    layout = plan(n, dtype.itemsize, vector, spread, target)
+    return _unit(type_name(dtype), layout, _early(spread, target)), layout
 
 
 def _early(spread: int, target: Target) -> bool:
@@ -99,13 +99,13 @@ def softmax_backward(grad: Tensor, y: Tensor, target: Target) -> Tensor:
     n = y.shape[-1]
     first, second, result = grad.data_ptr(), y.data_ptr(), out.data_ptr()
     vector = vectorised(y.element_size(), n | grad_stride | stride if rows > 1 else n, first | second | result)
-    chosen, found = _choose(y.dtype, n, vector, threads_a_row(rows, target.units), target)
-    blocks = rows * found.cluster if found.cluster > 1 else found.blocks(rows)
+    chosen, layout = _choose(y.dtype, n, vector, threads_a_row(rows, target.units), target)
+    blocks = rows * layout.cluster if layout.cluster > 1 else layout.blocks(rows)
     runtime(target).launch(
         chosen,
         y.device,
         blocks,
-        found.threads,
+        layout.threads,
         0,
         (first, grad_stride, second, stride, result, rows, n, blocks),
     )
@@ -119,10 +119,10 @@ _RAGGED = (1, 7, 127, 1021, 4099, 8191, 50_257, 151_937)
 
 def units(target: Target) -> list[Unit]:
     """Every kernel of this family: every dtype on every shape of plan."""
-    found: dict[str, Unit] = {}
+    kernels: dict[str, Unit] = {}
     for kind, size in _SIZES.items():
         for n, vector in [(n, v) for n in _WIDTHS for v in (True, False)] + [(n, False) for n in _RAGGED]:
             for spread in (0, *SPREADS):
-                made = _unit(kind, plan(n, size, vector, spread, target), _early(spread, target))
-                found.setdefault(made.name, made)
-    return list(found.values())
+                kernel = _unit(kind, plan(n, size, vector, spread, target), _early(spread, target))
+                kernels.setdefault(kernel.name, kernel)
+    return list(kernels.values())

@@ -75,14 +75,14 @@ def ssd_scan(
     y = torch.einsum("bkhts,bkshp->bkthp", weight.flatten(2, 3), moved)
     ends = torch.exp(total[..., -1:] - total).movedim(2, 3)[..., None]  # (B, chunks, Q, H, 1)
     grouped = (moved * ends).unflatten(3, (groups, heads // groups))
-    made = torch.einsum("bksghp,bksgn->bkghpn", grouped, into).flatten(2, 3)
+    brought = torch.einsum("bksghp,bksgn->bkghpn", grouped, into).flatten(2, 3)
     decay = torch.exp(total[..., -1])[..., None, None]
-    held = torch.empty_like(made)
+    states = torch.empty_like(brought)
     for i in range(count):
-        held[:, i] = state
-        state = torch.addcmul(made[:, i], decay[:, i], state)
-    held = held.unflatten(2, (groups, heads // groups))
-    early = torch.einsum("bktgn,bkghpn->bktghp", out, held).flatten(3, 4)
+        states[:, i] = state
+        state = torch.addcmul(brought[:, i], decay[:, i], state)
+    states = states.unflatten(2, (groups, heads // groups))
+    early = torch.einsum("bktgn,bkghpn->bktghp", out, states).flatten(3, 4)
     y = torch.addcmul(y, early, torch.exp(total).movedim(2, 3)[..., None])
     y = y.flatten(1, 2)[:, :length]
     if d is not None:
@@ -118,12 +118,12 @@ def ssd_scan_backward(
     late = torch.zeros(batch, heads, dim, width, **kind) if grad_final_state is None else grad_final_state.float()
     own = (dt, a, b, c, d, dt_bias, initial_state)
     if x.numel() == 0:
-        made = (
+        zeros = (
             torch.zeros(0 if t is None else t.shape, dtype=x.dtype if t is None else t.dtype, device=x.device)
             for t in own[:-1]
         )
         kept = x.new_empty(0) if initial_state is None else late.to(initial_state.dtype, copy=True)
-        return torch.zeros(x.shape, dtype=x.dtype, device=x.device), *made, kept.contiguous()
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device), *zeros, kept.contiguous()
     step, slope = _steps(dt, dt_bias, dt_softplus, dt_min, dt_max)
     chunk = min(CHUNK, length)
     count = -(-length // chunk)
@@ -139,15 +139,15 @@ def ssd_scan_backward(
     decay = torch.exp(end[:, :, 0]).flatten(2)[..., None, None]
     brought = torch.einsum("bksgrp,bksgn->bkgrpn", here * (to_end * step)[..., None], into).flatten(2, 3)
     asked = torch.einsum("bktgrp,bktgn->bkgrpn", g * early[..., None], out).flatten(2, 3)
-    held, wanted = torch.empty_like(brought), torch.empty_like(asked)
+    states, wanted = torch.empty_like(brought), torch.empty_like(asked)
     for i in range(count):
-        held[:, i] = state
+        states[:, i] = state
         state = torch.addcmul(brought[:, i], decay[:, i], state)
     for i in reversed(range(count)):
         wanted[:, i] = late
         late = torch.addcmul(asked[:, i], decay[:, i], late)
-    whole = (decay * held * wanted).sum((-2, -1)).unflatten(2, by_group)  # what each exponent of the chunk scales
-    held, wanted = held.unflatten(2, by_group), wanted.unflatten(2, by_group)
+    whole = (decay * states * wanted).sum((-2, -1)).unflatten(2, by_group)  # what each exponent of the chunk scales
+    states, wanted = states.unflatten(2, by_group), wanted.unflatten(2, by_group)
     total, times = total.movedim(2, -1), step.movedim(2, -1)[..., None, :]  # (B, chunks, G, R, Q)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu(1)
     weight = torch.exp((total[..., :, None] - total[..., None, :]).masked_fill_(later, -math.inf))
@@ -162,7 +162,7 @@ def ssd_scan_backward(
         grad_x = torch.addcmul(grad_x, d.float().unflatten(0, by_group)[..., None], g)
     weight = (weight * cross).sum(3)
     of_b = torch.einsum("bksgrp,bkgrpn->bksgrn", here * to_end[..., None], wanted)
-    of_c = torch.einsum("bktgrp,bkgrpn->bktgrn", g * early[..., None], held)
+    of_c = torch.einsum("bktgrp,bkgrpn->bktgrn", g * early[..., None], states)
     grad_b = torch.einsum("bkgts,bktgn->bksgn", weight, out) + (of_b * step[..., None]).sum(4)
     grad_c = torch.einsum("bkgts,bksgn->bktgn", weight, into) + of_c.sum(4)
     of_b, of_c = (of_b * into[:, :, :, :, None]).sum(-1), (of_c * out[:, :, :, :, None]).sum(-1)
@@ -173,7 +173,7 @@ def ssd_scan_backward(
     exponent = exponent + functional.pad((of_b * step).cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
     of_step = exponent * rate + pairs.sum(-2).movedim(-1, 2) + of_b
     grad_dt = of_step.flatten(1, 2)[:, :length].flatten(2) * slope
-    found = (
+    gradients = (
         grad_dt,
         (exponent * step).sum((0, 1, 2)).flatten(),
         grad_b.flatten(1, 2)[:, :length],
@@ -186,7 +186,7 @@ def ssd_scan_backward(
     return (
         grad_x.to(x.dtype).contiguous(),
         *(
-            x.new_empty(0) if t is None or made is None else made.to(t.dtype).contiguous()
-            for t, made in zip(own, found, strict=True)
+            x.new_empty(0) if t is None or gradient is None else gradient.to(t.dtype).contiguous()
+            for t, gradient in zip(own, gradients, strict=True)
         ),
     )

@@ -91,10 +91,10 @@ def _scan(
     if not ONE:
         for column in tl.range(0, width, BLOCK_N, num_stages=1):
             n = column + tl.arange(0, BLOCK_N)
-            held = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+            state = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
             if state_ptr is not None:
-                held = _tile(state_ptr, p, n, s_p, s_n, known, width)
-            tl.store(final_ptr + p[:, None] * width + n[None, :], held, mask=known & (n < width)[None, :])
+                state = _tile(state_ptr, p, n, s_p, s_n, known, width)
+            tl.store(final_ptr + p[:, None] * width + n[None, :], state, mask=known & (n < width)[None, :])
         tl.debug_barrier()
     for at in tl.range(0, length, CHUNK, num_stages=1):
         place = tl.full([], 1, tl.int64) * at
@@ -109,8 +109,8 @@ def _scan(
             b = _tile(b_ptr + place * b_l, q, n, b_l, b_n, live[:, None], width)
             c = _tile(c_ptr + place * c_l, q, n, c_l, c_n, live[:, None], width)
             scores = tl.dot(c, tl.trans(b), scores, input_precision=PRECISION)
-            held = _held(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
-            y = tl.dot(c, tl.trans(held), y, input_precision=PRECISION)
+            state = _held(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
+            y = tl.dot(c, tl.trans(state), y, input_precision=PRECISION)
         x = _tile(x_ptr + place * x_l, q, p, x_l, x_p, live[:, None], dim)
         seen = q[:, None] >= q[None, :]
         decay = exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
@@ -125,9 +125,9 @@ def _scan(
         for column in tl.range(0, width, BLOCK_N, num_stages=1):
             n = column + tl.arange(0, BLOCK_N)
             b = _tile(b_ptr + place * b_l, q, n, b_l, b_n, live[:, None], width)
-            held = _held(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
-            held = tl.dot(kept, b, held * exp(end), input_precision=PRECISION)
-            tl.store(final_ptr + p[:, None] * width + n[None, :], held, mask=known & (n < width)[None, :])
+            state = _held(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
+            state = tl.dot(kept, b, state * exp(end), input_precision=PRECISION)
+            tl.store(final_ptr + p[:, None] * width + n[None, :], state, mask=known & (n < width)[None, :])
         tl.debug_barrier()
 
 
@@ -146,12 +146,12 @@ def _held(
     BLOCK_N: tl.constexpr,
 ):
     """A block of the state that a chunk begins with."""
-    held = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+    state = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
     if not ONE:
-        held = _tile(final_ptr, p, n, width, 1, known, width)
+        state = _tile(final_ptr, p, n, width, 1, known, width)
     elif state_ptr is not None:
-        held = _tile(state_ptr, p, n, s_p, s_n, known, width)
-    return held
+        state = _tile(state_ptr, p, n, s_p, s_n, known, width)
+    return state
 
 
 @triton.jit
@@ -393,9 +393,9 @@ def _chunk(
         asked = tl.zeros([CHUNK, BLOCK_N], tl.float32)
         for first in tl.range(0, dim, BLOCK_P, num_stages=1):
             p = first + tl.arange(0, BLOCK_P)
-            held = _tile(held_ptr, p, n, width, 1, (p < dim)[:, None], width)
+            state = _tile(held_ptr, p, n, width, 1, (p < dim)[:, None], width)
             g = _tile(dy_ptr, q, p, g_l, g_p, known, dim)
-            asked = tl.dot(g, held, asked, input_precision=PRECISION)
+            asked = tl.dot(g, state, asked, input_precision=PRECISION)
         asked *= early[:, None]
         of_early += tl.sum(asked * _tile(c_ptr, q, n, c_l, c_n, known, width), 1)
         b = _tile(b_ptr, q, n, b_l, b_n, known, width)
@@ -407,9 +407,9 @@ def _chunk(
         brought = tl.zeros([CHUNK, BLOCK_N], tl.float32)
         for first in tl.range(0, dim, BLOCK_P, num_stages=1):
             p = first + tl.arange(0, BLOCK_P)
-            held = _tile(held_ptr, p, n, width, 1, (p < dim)[:, None], width)
+            state = _tile(held_ptr, p, n, width, 1, (p < dim)[:, None], width)
             late = _tile(late_ptr, p, n, width, 1, (p < dim)[:, None], width)
-            whole += tl.sum(tl.sum(held * late, 1), 0)
+            whole += tl.sum(tl.sum(state * late, 1), 0)
             x = _tile(x_ptr, q, p, x_l, x_p, known, dim)
             brought = tl.dot(x, late, brought, input_precision=PRECISION)
         brought *= to_end[:, None]
@@ -538,17 +538,17 @@ def ssd_scan_backward(
     groups, width = b.shape[2:]
     shared = heads // groups
     own = (x, dt, a, b, c, d, dt_bias, initial_state)
-    made = [torch.empty(0, dtype=x.dtype, device=x.device) for _ in own]
+    grads = [torch.empty(0, dtype=x.dtype, device=x.device) for _ in own]
     for i, t in enumerate(own):
         if t is not None:
-            made[i] = torch.empty(t.shape, dtype=t.dtype, device=x.device)
+            grads[i] = torch.empty(t.shape, dtype=t.dtype, device=x.device)
     if batch * length * heads * dim * width == 0:
-        return _without_pairs(grad_y, grad_final_state, x, d, initial_state, made)
+        return _without_pairs(grad_y, grad_final_state, x, d, initial_state, grads)
     nvidia = target.vendor == "nvidia"
     chunk = 16 if length <= 16 else 32
     chunks = triton.cdiv(length, chunk)
     kind: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
-    held = torch.empty(batch, chunks, heads, dim, width, **kind)
+    states = torch.empty(batch, chunks, heads, dim, width, **kind)
     late = torch.empty(batch, chunks, heads, dim, width, **kind)
     db, dc = torch.empty(batch, length, heads, width, **kind), torch.empty(batch, length, heads, width, **kind)
     parts = [torch.empty(batch * chunks, heads, **kind) for _ in range(3)]
@@ -571,8 +571,8 @@ def ssd_scan_backward(
             into,
             bias,
             first,
-            late if reverse else held,
-            made[7] if reverse and initial_state is not None else None,
+            late if reverse else states,
+            grads[7] if reverse and initial_state is not None else None,
             dt_min,
             dt_max,
             length,
@@ -604,10 +604,10 @@ def ssd_scan_backward(
         c,
         skip,
         bias,
-        held,
+        states,
         late,
-        made[0],
-        made[1],
+        grads[0],
+        grads[1],
         db,
         dc,
         *parts,
@@ -633,12 +633,12 @@ def ssd_scan_backward(
         num_warps=warps,
     )
     # heads of a group stand side by side: (.., groups, shared, width)
-    for one, out in ((db, made[3]), (dc, made[4])):
+    for one, out in ((db, grads[3]), (dc, grads[4])):
         _added(one, out, shared, width, width, shared * width)
     for i, one in zip((2, 5, 6), parts, strict=True):
         if own[i] is not None:
-            _added(one, made[i], batch * chunks, heads, heads, heads)
-    return tuple(made)
+            _added(one, grads[i], batch * chunks, heads, heads, heads)
+    return tuple(grads)
 
 
 def _without_pairs(
@@ -680,10 +680,10 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     shapes += [(2048, 48, 64, 1, 256, True, False, None), (37, 3, 13, 3, 11, True, False, 0.001)]
     if kind is not torch.float32:
         shapes += [(2048, 80, 64, 1, 128, False, True, None)]  # what models' own scans return
-    found = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
+    kernels = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
     # of a chunk's pairs: on CDNA masks that scalar registers do not hold lie in lanes of vector registers (82 in
     # bfloat16 on gfx942), none in memory; gfx1100 spills 11 vector registers in float32
     allowed = {"_chunk": 0 if target.vendor == "nvidia" else 96 if target.wave == 64 else 12}
     if target.wave == 64:  # the same, at most 11 of `_scan` and 7 of `_states`, with small odd widths
         allowed |= {"_scan": 11, "_states": 7}
-    return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in found]
+    return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in kernels]

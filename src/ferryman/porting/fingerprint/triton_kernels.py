@@ -105,16 +105,16 @@ def product(precision: str, promote: int | None, result: torch.dtype = torch.flo
 
 def routes(device: torch.device) -> list[Route]:
     """tl.dot in every format. fp8 as it is by default (on Hopper, without promotion) and promoted every 64 products."""
-    found = [
+    all_routes = [
         Route("triton ieee", FORMATS["float32"], torch.float32, device, product("ieee", None)),
         Route("triton", FORMATS["tf32"], torch.float32, device, product("tf32", None)),
         Route("triton", FORMATS["float16"], torch.float32, device, product("ieee", None)),
         Route("triton", FORMATS["bfloat16"], torch.float32, device, product("ieee", None)),
     ]
     for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"):
-        found.append(Route("triton", FORMATS[name], torch.float32, device, product("ieee", None)))
-        found.append(Route("triton promoted", FORMATS[name], torch.float32, device, product("ieee", _PROMOTE)))
-    return found
+        all_routes.append(Route("triton", FORMATS[name], torch.float32, device, product("ieee", None)))
+        all_routes.append(Route("triton promoted", FORMATS[name], torch.float32, device, product("ieee", _PROMOTE)))
+    return all_routes
 
 
 def integer(device: torch.device) -> Product:

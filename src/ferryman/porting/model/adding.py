@@ -26,7 +26,7 @@ from ferryman.porting.model.trees import copied
 ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, addend) -> (result, sum)
 HOME = "ferryman_home"  # the class that has that method; another class over it may have another forward
 IN_PLACE = "ferryman_in_place"  # of a sum that the program writes over its first term
-CALL, HELD = "ferryman_added", "ferryman_held"  # what the changed tree calls
+CALL, CALL_IN_LIST = "ferryman_added", "ferryman_held"  # what the changed tree calls
 _PURE = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.expr_context, ast.operator)
 _LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
 
@@ -150,7 +150,8 @@ def _fit(a: Any, b: Any) -> bool:
 
 
 def fused(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> ast.FunctionDef:
-    """A copy of a method's tree with calls of `CALL` and `HELD`. norms: attributes, dotted, that take an addition."""
+    """A copy of a method's tree with calls of `CALL` and `CALL_IN_LIST`. norms: attributes, dotted, that take an
+    addition."""
     fused_tree = copied(tree)
     if self_name and norms:
         finder = _Finder(self_name, norms)
@@ -206,13 +207,13 @@ def _written_over(statement: ast.stmt) -> tuple[str, ast.expr | None]:
 def alone(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> set[str]:
     """The norms that a tree of `fused` reads for something else than a call with an addition."""
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-    ours = {id(n.args[0]) for n in calls if isinstance(n.func, ast.Name) and n.func.id in (CALL, HELD)}
+    ours = {id(n.args[0]) for n in calls if isinstance(n.func, ast.Name) and n.func.id in (CALL, CALL_IN_LIST)}
     read = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and id(n) not in ours}
     return {norm for norm in norms if f"{self_name}.{norm}" in read}
 
 
 def norm_of(node: ast.Call) -> str:
-    """The dotted attribute of the norm that a call of `CALL` or `HELD` is of."""
+    """The dotted attribute of the norm that a call of `CALL` or `CALL_IN_LIST` is of."""
     return ast.unparse(node.args[0]).partition(".")[2]
 
 
@@ -293,7 +294,7 @@ class _Finder(ast.NodeTransformer):
         self.count += 1
         given = [copy.deepcopy(call.func), value.left, value.right]
         given += [ast.Constant(None)] if hasattr(value, IN_PLACE) else []
-        fused_call = ast.Call(ast.Name(HELD, ast.Load()), given, [])
+        fused_call = ast.Call(ast.Name(CALL_IN_LIST, ast.Load()), given, [])
         target = ast.Tuple([ast.Name(name, ast.Store()), statement.targets[0]], ast.Store())
         whole = ast.Assign([target], ast.copy_location(fused_call, value))
         if hasattr(statement, "ferryman_outer"):
@@ -362,7 +363,7 @@ def _is_test(node: ast.AST) -> bool:
 
 def _is_held(node: ast.Call, call: ast.Call, side: int) -> bool:
     """Whether a call is the fused one that a tail was written again for."""
-    if not (isinstance(node.func, ast.Name) and node.func.id == HELD and hasattr(node, "ferryman_outer")):
+    if not (isinstance(node.func, ast.Name) and node.func.id == CALL_IN_LIST and hasattr(node, "ferryman_outer")):
         return False
     return ast.unparse(node.args[0]) == ast.unparse(call.func) and (node.ferryman_outer is None) == bool(side)
 

@@ -46,11 +46,11 @@ class Recipe:
 def ported_class(original: Any, recipe: Recipe) -> type[nn.Module]:
     """The subclass of a module's class that calls ops. It adds nothing to an instance's layout, so an instance can
     change into it and back."""
-    return _made(original, recipe, source.code_of(original))
+    return _class_of(original, recipe, source.code_of(original))
 
 
 @functools.cache
-def _made(original: Any, recipe: Recipe, code: Any) -> type[nn.Module]:
+def _class_of(original: Any, recipe: Recipe, code: Any) -> type[nn.Module]:
     own: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,

@@ -49,7 +49,7 @@ def _fit(g: Any, u: Any) -> bool:
 functions: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {}  # of PyTorch, with a gated op
 
 
-def _held(function: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
+def _op_of_function(function: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
     return functions.get(function) if isinstance(function, _FUNCTIONS) else None
 
 
@@ -60,7 +60,7 @@ def _unaltered(function: Any) -> bool:
 def _op_of(function: Any, g: Any, u: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
     """The gated op of a module, or of a function that it holds, for these two. Hooks and another forward keep it whole:
     a fused one would not run them."""
-    known = _fit(g, u) and (getattr(function, ATTRIBUTE, None) or _held(function))
+    known = _fit(g, u) and (getattr(function, ATTRIBUTE, None) or _op_of_function(function))
     return known if known and _unaltered(function) else None
 
 

@@ -17,7 +17,7 @@ from ferryman.porting.model import exact, measure
 from ferryman.porting.model.replay import (
     Call,
     Invoke,
-    Made,
+    RunTensors,
     Watch,
     fed,
     invoke,
@@ -118,12 +118,12 @@ class Unit:
     ported: bool
     call: Call
     wide: torch.dtype
-    exact: Made
+    exact: RunTensors
     floors: dict[str, Floors]
     eps: float
     dtypes: dict[str, torch.dtype]
 
-    def judge(self, actual: Made, eager: Made | None = None) -> ModuleErrors:
+    def judge(self, actual: RunTensors, eager: RunTensors | None = None) -> ModuleErrors:
         tensors = [self._tensor(n, "forward", w, actual.forward, eager) for n, w in self.exact.forward.items()]
         tensors += [
             self._tensor(n, "backward", w, actual.backward, eager)
@@ -144,7 +144,7 @@ class Unit:
         )
 
     def uncalled(self) -> ModuleErrors:
-        return self.judge(Made({}, {})).model_copy(
+        return self.judge(RunTensors({}, {})).model_copy(
             update={
                 "tensors": [],
                 "away": 0.0,
@@ -153,7 +153,7 @@ class Unit:
             }
         )
 
-    def _tensor(self, name: str, way: Any, wanted: Tensor, tensors: Any, eager: Made | None) -> TensorErrors:
+    def _tensor(self, name: str, way: Any, wanted: Tensor, tensors: Any, eager: RunTensors | None) -> TensorErrors:
         floors, actual = self.floors[name], tensors.get(name)
         said: dict[str, Any] = {
             "tensor": name,
@@ -195,7 +195,7 @@ def prepare(model: Any, path: str, ported: bool, call: Call, watch: Watch, eps: 
     wide = exact.dtype_for(_device_of(call, model), _bytes(module, call, model))
     weights = dict(module.named_parameters())
 
-    def plain(seed: int | None) -> Made:
+    def plain(seed: int | None) -> RunTensors:
         return replay(lambda args, kwargs: module(*args, **kwargs), module, call, weights, watch, seed=seed)
 
     truth, own = replay_exact(module, call, watch, wide), plain(None)
@@ -276,7 +276,7 @@ class Bench:
             self.reduced.append(path)
         return unit
 
-    def run(self, path: str, way: Invoke = invoke, watch: Watch | None = None) -> Made:
+    def run(self, path: str, way: Invoke = invoke, watch: Watch | None = None) -> RunTensors:
         """A module of the ported twin on the reference's numbers, with its own masks and flags."""
         module, given = self.ported.get_submodule(path), fed(self.own[path], self.reference[path])
         weights = dict(module.named_parameters())

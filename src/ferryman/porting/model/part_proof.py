@@ -36,7 +36,7 @@ from ferryman.porting.model.trace import Read, Trace, Unproven, numbers_in
 from ferryman.porting.model.trees import copied, swap
 
 _MOST_TRIALS = 96
-_HELD = flow.FUNCTIONS | functools.partial | types.MethodType
+_CALLABLES = flow.FUNCTIONS | functools.partial | types.MethodType
 OF_SEVERAL = frozenset(part_losses.LOSSES | TURNS | PRODUCTS)  # what a part of several values has one of
 
 
@@ -264,7 +264,7 @@ class Proving:
             return re.sub(r"\bself\.(\w+)", lambda m: local[m[1]], text)
 
         reading = [(local[n], paths.get(n, f"self.{n}")) for n in attributes if n not in passed]
-        functions = [(a, n.value) for a, n in own.items() if isinstance(n.value, _HELD)]
+        functions = [(a, n.value) for a, n in own.items() if isinstance(n.value, _CALLABLES)]
         reading += [(a, paths[a]) for a, _ in functions if a not in attributes]
         plainly = [f"type({local[n]}) in ferryman_plain" for n in tensors]
         code = tuple(n for n in class_code(type(module)) if n != "forward")

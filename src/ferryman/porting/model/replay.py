@@ -122,7 +122,7 @@ def fed(own: Call, reference: Call) -> Call:
 
 
 @dataclass
-class Made:
+class RunTensors:
     """What one run of a module made, by the tensor's name; a gradient that is None was not given."""
 
     forward: dict[str, Tensor]
@@ -137,7 +137,7 @@ def replay(
     watch: Watch,
     dtype: torch.dtype | None = None,
     seed: int | None = None,
-) -> Made:
+) -> RunTensors:
     """Run a module on a call, forward and, where the call has output gradients, backward.
 
     ``dtype`` widens what it is given; ``seed`` moves it by one ulp, inputs and output gradients.
@@ -171,7 +171,7 @@ def replay(
     names = ["output"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
     forward = inside | {name: out.detach() for name, out in zip(names, outputs, strict=True)}
     if not backward:
-        return Made(forward, {})
+        return RunTensors(forward, {})
     label = {name: f"gradient of {_label(name)}" if len(leaves) > 1 else "gradient of the input" for name in leaves}
     wanted = {label[name]: tensor for name, tensor in leaves.items()}
     wanted |= {f"gradient of {name}": w for name, w in weights.items() if w.requires_grad}
@@ -181,11 +181,11 @@ def replay(
         if c is not None and out.requires_grad and out.shape == c.shape
     ]
     if not pairs or not wanted:
-        return Made(forward, dict.fromkeys(wanted))
+        return RunTensors(forward, dict.fromkeys(wanted))
     slopes = torch.autograd.grad(
         [out for out, _ in pairs], list(wanted.values()), [c for _, c in pairs], allow_unused=True
     )
-    return Made(forward, dict(zip(wanted, slopes, strict=True)))
+    return RunTensors(forward, dict(zip(wanted, slopes, strict=True)))
 
 
 def _label(name: str) -> str:
@@ -193,7 +193,7 @@ def _label(name: str) -> str:
     return name[4:] if name.startswith("[1].") else f"input {name[3:].strip('[]')}"
 
 
-def replay_exact(module: nn.Module, call: Call, watch: Watch, wide: torch.dtype) -> Made:
+def replay_exact(module: nn.Module, call: Call, watch: Watch, wide: torch.dtype) -> RunTensors:
     """`replay` of an unported module in a wide dtype."""
     with exact.parameters(module, wide) as weights:
 

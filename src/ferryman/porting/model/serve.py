@@ -192,7 +192,7 @@ class Serve(ast.NodeTransformer):
             ]
             callee, node.func = node.func, self._put(called, node.func)
             node.args.insert(0, callee)
-        if isinstance(node.func, ast.Name) and node.func.id in (adding.CALL, adding.HELD):
+        if isinstance(node.func, ast.Name) and node.func.id in (adding.CALL, adding.CALL_IN_LIST):
             node.func = self._put(adding.added if node.func.id == adding.CALL else adding.added_in_a_list, node.func)
             depth, conditions = adding.outer(node), self.conditions
             if depth is not None:

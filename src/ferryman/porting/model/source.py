@@ -81,12 +81,12 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
         indented = lines[0][:1] in " \t"  # kept so, since a docstring's own indentation is part of the code
         tree = ast.parse("if 1:\n" + "".join(lines) if indented else "".join(lines))
     except SyntaxError:  # a lambda in the midst of lines
-        return lambdas.of_file(function.__code__, functools.partial(_made, function))
+        return lambdas.of_file(function.__code__, functools.partial(_is_source, function))
     except (OSError, TypeError, IndexError):
         return None
     body = tree.body[0].body if indented and isinstance(tree.body[0], ast.If) else tree.body
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
-        return lambdas.of_lines(body, first - 1 - indented, functools.partial(_made, function))
+        return lambdas.of_lines(body, first - 1 - indented, functools.partial(_is_source, function))
     definition = body[0]
     definition.decorator_list, definition.returns = [], None
     arguments = definition.args
@@ -94,11 +94,11 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
         if argument is not None:
             argument.annotation = None
     ast.increment_lineno(definition, first - 1 - indented)
-    comes_from = functools.partial(_made, function)
+    comes_from = functools.partial(_is_source, function)
     return definition if comes_from(definition) else lambdas.of_file(function.__code__, comes_from)
 
 
-def _made(function: types.FunctionType, tree: ast.FunctionDef) -> bool:
+def _is_source(function: types.FunctionType, tree: ast.FunctionDef) -> bool:
     """Whether a function's code came from a tree."""
     # a call of many arguments compiles to other instructions where its file imports what it is a method of
     many = any(isinstance(n, ast.Call) and len(n.args) + len(n.keywords) > _MANY for n in ast.walk(tree))
