@@ -36,22 +36,13 @@ def vague(tree: ast.AST) -> Iterator[str]:
 def test_no_local_says_only_how_it_came_about() -> None:
     texts = {path.relative_to(ROOT): text for path in FILES if WORD.search(text := path.read_bytes())}
     names = [f"{path}: {name}" for path, text in texts.items() for name in vague(ast.parse(text))]
-    known = [name for name in names if name.startswith((*_FIELDS, *_MEASURED, *_LEFT))]
-    assert len(known) == len(_FIELDS) + len(_MEASURED) + len(_LEFT), "a name is gone: take it from the list"
+    known = [name for name in names if name.startswith(_FIELDS)]
+    assert len(known) == len(_FIELDS), "a name is gone: take it from the list"
     assert names == known, "say what it is"
 
 
 # fields of documents that others keep
 _FIELDS = ("src/ferryman/porting/capsule/model.py: found", "src/ferryman/porting/model/results.py: found")
-# a field, a function and a parameter of kernels: part of the digest that measured times belong to, which a local
-# variable's name is not. To be named by who next measures their regions
-_MEASURED = (
-    "src/ferryman/ops/norm/simt_backward_kernels.py: held",
-    "src/ferryman/ops/ssd_scan/triton_kernels.py: _held",
-    "src/ferryman/ops/ssd_scan/triton_kernels.py: made",
-)
-# to be named by who next works there
-_LEFT = ("src/ferryman/ops/attention/few_queries_kernels.py: made",)
 
 
 @pytest.mark.parametrize(

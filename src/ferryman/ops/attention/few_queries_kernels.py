@@ -539,21 +539,21 @@ def specialisations(
     kind = getattr(torch, dtype)
     if kind == torch.float32 or _family(target) == "rdna":
         return []
-    made = []
+    calls = []
     for form in forms(target, kind, head_dims):
         if form[0].shape[2] != 1:
             continue
-        made.append(form)
+        calls.append(form)
         for queries in (8, 16, 32) if "wgmma" in target.features and (form[7] is None) == (form[5] is None) else ():
             if queries * 4 <= most_rows(form[0].shape[3]):
                 rows = None if form[7] is None else torch.empty((2, 1, queries, 4096), dtype=kind, device="meta")
                 q = torch.empty((2, 32, queries, form[0].shape[3]), dtype=kind, device="meta")
-                made.append((q, *form[1:7], rows, *form[8:]))
+                calls.append((q, *form[1:7], rows, *form[8:]))
         if form[5] is None:
             *before, _, sinks, _, chunk, dropout_p, seed = form
             keys = torch.empty((form[0].shape[0], 1, 1, 4096), dtype=torch.bool, device="meta")
             bounds = torch.empty((form[0].shape[0], 2), dtype=torch.int32, device="meta")
-            made.append((*before, keys, sinks, None, chunk, dropout_p, seed))
-            made.append((*before, None, sinks, bounds, chunk, dropout_p, seed))
-    calls = [functools.partial(attention_backward, *(*backward_arguments(form, False), target)) for form in made]
-    return [replace(one, spills_allowed=_SPILLS if target.arch == "sm_90" else 0) for one in recorded(calls)]
+            calls.append((*before, keys, sinks, None, chunk, dropout_p, seed))
+            calls.append((*before, None, sinks, bounds, chunk, dropout_p, seed))
+    bound = [functools.partial(attention_backward, *(*backward_arguments(call, False), target)) for call in calls]
+    return [replace(one, spills_allowed=_SPILLS if target.arch == "sm_90" else 0) for one in recorded(bound)]

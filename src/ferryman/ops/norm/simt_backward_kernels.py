@@ -30,14 +30,14 @@ _LEFT = 11
 
 class Form(NamedTuple):
     """``cluster``: blocks that share a row, each alone on its SM. A thread takes ``packs`` of 16 bytes of a row;
-    ``stages``: rows that shared memory holds; ``lag``: 1 where a row's sums are taken one row early; ``held``: packs of
-    weights in registers."""
+    ``stages``: rows that shared memory holds; ``lag``: 1 where a row's sums are taken one row early; ``in_registers``:
+    packs of weights there."""
 
     cluster: int
     packs: int
     stages: int
     lag: int
-    held: int
+    in_registers: int
 
     def lanes(self, n: int, itemsize: int) -> int:
         """Threads of a block."""
@@ -55,7 +55,7 @@ class Form(NamedTuple):
 
     def shared(self, lanes: int, itemsize: int, tensors: int, weight: int) -> int:
         """Dynamic shared memory of a block. ``weight``: bytes of an element of it."""
-        of_weights = (self.packs - self.held) * VECTOR_BYTES // itemsize * weight
+        of_weights = (self.packs - self.in_registers) * VECTOR_BYTES // itemsize * weight
         return lanes * (self.stages * tensors * self.packs * VECTOR_BYTES + of_weights)
 
     def fixed(self, lanes: int) -> int:
@@ -115,7 +115,7 @@ def _unit(
         form.packs,
         form.stages,
         form.lag,
-        form.held,
+        form.in_registers,
         exact,
         form.cluster,
     )

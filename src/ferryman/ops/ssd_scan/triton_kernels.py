@@ -109,7 +109,7 @@ def _scan(
             b = _tile(b_ptr + place * b_l, q, n, b_l, b_n, live[:, None], width)
             c = _tile(c_ptr + place * c_l, q, n, c_l, c_n, live[:, None], width)
             scores = tl.dot(c, tl.trans(b), scores, input_precision=PRECISION)
-            state = _held(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
+            state = _state_before(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
             y = tl.dot(c, tl.trans(state), y, input_precision=PRECISION)
         x = _tile(x_ptr + place * x_l, q, p, x_l, x_p, live[:, None], dim)
         seen = q[:, None] >= q[None, :]
@@ -125,14 +125,14 @@ def _scan(
         for column in tl.range(0, width, BLOCK_N, num_stages=1):
             n = column + tl.arange(0, BLOCK_N)
             b = _tile(b_ptr + place * b_l, q, n, b_l, b_n, live[:, None], width)
-            state = _held(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
+            state = _state_before(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
             state = tl.dot(kept, b, state * exp(end), input_precision=PRECISION)
             tl.store(final_ptr + p[:, None] * width + n[None, :], state, mask=known & (n < width)[None, :])
         tl.debug_barrier()
 
 
 @triton.jit
-def _held(
+def _state_before(
     state_ptr,
     final_ptr,
     p,
@@ -647,17 +647,17 @@ def _without_pairs(
     x: Tensor,
     d: Tensor | None,
     initial_state: Tensor | None,
-    made: list[Tensor],
+    grads: list[Tensor],
 ) -> tuple[Tensor, ...]:
     """No token, or no state: the skip's gradients alone, and the final state's as it came."""
-    for t in made:
+    for t in grads:
         t.zero_()
     if x.numel() and d is not None:
-        made[0].copy_(d.float()[:, None] * grad_y.float())
-        made[5].copy_((x.float() * grad_y.float()).sum((0, 1, 3)))
+        grads[0].copy_(d.float()[:, None] * grad_y.float())
+        grads[5].copy_((x.float() * grad_y.float()).sum((0, 1, 3)))
     if initial_state is not None and grad_final_state is not None:
-        made[7].copy_(grad_final_state)
-    return tuple(made)
+        grads[7].copy_(grad_final_state)
+    return tuple(grads)
 
 
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:
