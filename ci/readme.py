@@ -32,8 +32,8 @@ AGAIN = "h200/check-second"  # of the ops that were judged anew, after a mend
 DRAWS = {
     "h100/regret-fourth": "all ops, H100",
     "h100/regret-attention-fifth": "attention alone, H100",
-    "h200/regret-attention-seventh": "attention alone, H200, whose lockfile has no region of it, before a change",
-    "h200/regret-attention-eighth": "its forwards, another draw, after it",
+    "h200/regret-attention-eighth": "attention's forwards, H200, whose lockfile has no region of it",
+    "h200/regret-attention-tenth": "attention's gradients, the same",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),
