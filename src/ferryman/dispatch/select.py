@@ -46,6 +46,7 @@ class View:
     vendor: str = ""
     thresholds: Mapping[str, int] = field(default_factory=dict)
     max_threads: int = 1024
+    known: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, op: Primitive, args: Sequence[Any], profile: Profile) -> View:
@@ -129,6 +130,8 @@ def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool
     reasons = [] if absent else list(registry.probe(line.backend, profile.vendor))
     if view.flags["deterministic"] and not line.deterministic:
         reasons.append("not deterministic; required by torch.use_deterministic_algorithms")
+    if all(clause.holds(view) for clause in line.when):
+        return reasons
     return reasons + [r for r in (clause.reason(view) for clause in line.when) if r is not None]
 
 

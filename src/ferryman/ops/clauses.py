@@ -38,6 +38,9 @@ class View(Protocol):
     def thresholds(self) -> Mapping[str, int]: ...
     @property
     def flags(self) -> Mapping[str, Any]: ...
+    @property
+    def known(self) -> dict[int, bool]:
+        """Which clauses hold, by `id`, of those that were asked: many lines of a menu share them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,12 @@ class Clause:
     test: Callable[[Any], bool]
 
     def holds(self, view: View) -> bool:
+        answer = view.known.get(id(self))
+        if answer is None:
+            answer = view.known[id(self)] = self.answer(view)
+        return answer
+
+    def answer(self, view: View) -> bool:
         return self.test(self.measure(view))
 
     def reason(self, view: View) -> str | None:
@@ -164,12 +173,20 @@ class _Joined(Clause):
             clauses,
         )
 
-    def holds(self, view: View) -> bool:
+    def answer(self, view: View) -> bool:
         return self.quantifier(clause.holds(view) for clause in self.clauses)
 
 
+@dataclass(frozen=True)
+class _Not(Clause):
+    clause: Clause
+
+    def answer(self, view: View) -> bool:
+        return not self.clause.holds(view)
+
+
 def unless(clause: Clause) -> Clause:
-    return Clause(f"not: {clause}", clause.facts, clause.measure, lambda value: not clause.test(value))
+    return _Not(f"not: {clause}", clause.facts, clause.measure, lambda value: not clause.test(value), clause)
 
 
 def at_most(path: str, limit: int) -> Clause:
