@@ -115,6 +115,14 @@ def test_a_local_variables_name_does_not_count(digest_of) -> None:  # type: igno
     assert digest_of(others=OTHERS.replace("return doubled", "return x")) != digest_of()
 
 
+def test_a_variable_that_hides_an_imported_module_is_named(digest_of) -> None:  # type: ignore[no-untyped-def]
+    text = "import math\nimport cmath\n\ndef helper(x):\n    y = math.pi\n    math = x\n    return y + math\n"
+    other = text.partition("def")[0] + "def" + text.partition("def")[2].replace("math", "cmath")
+    assert digest_of(others=OTHERS.replace("def helper", "def before") + text) != digest_of(
+        others=OTHERS.replace("def helper", "def before") + other
+    )
+
+
 def test_cpp_counts_without_its_comments(digest_of) -> None:  # type: ignore[no-untyped-def]
     first = digest_of(function="in_cpp")
     assert digest_of(function="in_cpp", cpp="int  a; // more\n/* of it */") == first

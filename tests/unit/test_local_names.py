@@ -175,3 +175,11 @@ def test_a_variable_that_hides_a_global_of_its_file_is_named() -> None:
     text = "def f(y):\n    z = BLOCK\n    BLOCK = 2\n    return z"
     assert code(text, ("BLOCK",)) != code(renamed(text, "BLOCK"), ("BLOCK",))
     assert code(text, ("BLOCK",)) == code(renamed(text, "z"), ("BLOCK",))
+
+
+@pytest.mark.parametrize(("first", "second"), [("max", "min"), ("float", "int"), ("range", "list")])
+def test_a_variable_that_hides_a_builtin_of_tritons_is_named(first: str, second: str) -> None:
+    """Triton reads the builtin before the variable is assigned."""
+    text = f"def f(a, b):\n    c = {first}(a, b)\n    {first} = c\n    return {first}"
+    assert code(text) != code(renamed(text, first, second))
+    assert code(text) == code(renamed(text, "c"))

@@ -99,7 +99,7 @@ def _source(module: str) -> _Source | None:
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
             imports |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
-            imports |= {alias.asname: (alias.name, None) for alias in node.names if alias.asname}
+            imports |= {a.asname or a.name.partition(".")[0]: (a.name, None) for a in node.names}
         else:
             for name in _bound(node):
                 definitions.setdefault(name, []).append(node)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 Variable = tuple[int, str]  # the scope's number, and the name
 _BY_NAME = {"dir", "eval", "exec", "locals", "vars"}  # what may read a variable by its name
+# Triton's own, which it reads, as it does a global, until a variable of that name is assigned.
+_BUILTINS = {"float", "getattr", "hasattr", "int", "isinstance", "len", "list", "max", "min", "print", "range"}
 
 
 @dataclass(eq=False)
@@ -30,7 +32,8 @@ def variables(definition: ast.stmt, module: Collection[str] = ()) -> Mapping[ast
     """The nodes of a top-level statement that name a local variable, with it; none where a program may see the names.
 
     Nodes: Name by ``id``, ExceptHandler, MatchAs and MatchStar by ``name``, MatchMapping by ``rest``. ``module``: names
-    that its file binds. No variable with such a name counts: Triton reads the global until the variable is assigned.
+    that its file binds. No variable with such a name, or a builtin's of Triton, counts: Triton reads the global until
+    the variable is assigned.
     """
     reader = _Reader(module)
     reader.visit(definition)
@@ -52,13 +55,13 @@ def _binding(name: str, scope: _Scope | None) -> Variable | None:
 
 
 class _Reader(ast.NodeVisitor):
-    """``uses``: each name with its scope. ``declared``: the module's names, and those of ``global`` and ``nonlocal``,
-    which are kept wherever they stand. ``seen``: a class in a function, type parameters, or a call that reads variables
-    by name."""
+    """``uses``: each name with its scope. ``declared``: the module's names, builtins, and those of ``global`` and
+    ``nonlocal``, which are kept wherever they stand. ``seen``: a class in a function, type parameters, or a call that
+    reads variables by name."""
 
     def __init__(self, module: Collection[str]) -> None:
         self.uses: list[tuple[ast.AST, str, _Scope | None]] = []
-        self.declared = set(module)
+        self.declared = {*module, *_BUILTINS}
         self.seen = False
         self._scope: _Scope | None = None
         self._scopes = 0
