@@ -196,7 +196,7 @@ def test_version_7_counted_the_names_of_local_variables(measured: str, tmp_path:
     lines = frozenset(c["implementation"] for c in entry["candidates"]) if measured == "those tried" else None
     entry["kernels"] = kernel_code.digest(op, lines, by_name=True)
     if measured == "as they were called before":
-        _, entry["kernels"] = implementations.SAME_KERNELS[op]
+        _, (_, entry["kernels"]) = implementations.SAME_KERNELS[op]
     path = tmp_path / "lock.json"
     path.write_text(json.dumps({**raw, "version": 7, "choices": {op: {region: entry}}}))
     migrated = lockfile_migrate.migrate(path)
@@ -204,6 +204,15 @@ def test_version_7_counted_the_names_of_local_variables(measured: str, tmp_path:
     assert (migrated.valid, migrated.stale) == (1, 0)
     assert entry["kernels"] != after.kernels == kernel_code.digest(op, lines)
     assert lockfile_document.stale(op, after, region) is None and after.seconds == entry["seconds"]
+
+
+def test_earlier_code_launched_the_kernels_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an edit of a kernel they are not today's any more."""
+    op = registry.primitive("rms_norm_backward")
+    then, earlier = implementations.SAME_KERNELS[op.name]
+    assert then == kernel_code.digest(op.name) and lockfile_migrate._same_kernels(op) == earlier
+    monkeypatch.setitem(implementations.SAME_KERNELS, op.name, ("0" * 64, earlier))
+    assert lockfile_migrate._same_kernels(op) == ()
 
 
 @pytest.mark.parametrize("measured", ["with these kernels", "before"])
@@ -219,7 +228,7 @@ def test_what_a_launcher_chose_between_has_names_of_its_own(measured: str, tmp_p
             continue
         for one in (entry, *entry["candidates"]):
             one["implementation"] = one["implementation"].partition(".")[0]
-        earlier, *_ = implementations.SAME_KERNELS[op]
+        _, (earlier, *_) = implementations.SAME_KERNELS[op]
         entry["kernels"] = earlier if measured == "with these kernels" else "0" * 64
         choices[line] = {region: entry}
     assert choices.keys() == {"triton.rows", "triton.columns", "triton.long"}

@@ -187,9 +187,11 @@ def _laid(shape: list[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
 
 
 def _same_kernels(op: Primitive) -> Sequence[str]:
-    """The digests of earlier code that launched today's kernels."""
+    """The digests of earlier code that launched today's kernels: those beside today's digest. Beside another one they
+    were of the kernels of then."""
     menu = importlib.import_module(f"{registry.family_of(op).package}.implementations")
-    return tuple(getattr(menu, "SAME_KERNELS", {}).get(op.name, ()))
+    then, earlier = getattr(menu, "SAME_KERNELS", {}).get(op.name, ("", ()))
+    return tuple(earlier) if then == digest(op.name) else ()
 
 
 @lru_cache(maxsize=None)

@@ -21,7 +21,10 @@ IMPLEMENTATIONS = menu(
     Implementation(op=_OPS, name="triton", batch_invariant=True, replayable=True),
 )
 
-# What a lockfile of version 7 was measured with: the same code, whose variables had other names.
+# By op: the digest of today's kernels, and those of earlier code that launched the same.
 SAME_KERNELS = {
-    "bias_act": ("9e311ffbe2ddbde71f18d56ef3fae05f331dce3824ed2df25bf586c5daf146c7",),
+    "bias_act": (
+        "2eaab285062671237f268b3b4bef78221c7b04edd7c11ab896e9abe21b62fe5e",
+        ("9e311ffbe2ddbde71f18d56ef3fae05f331dce3824ed2df25bf586c5daf146c7",),
+    ),
 }

@@ -27,7 +27,10 @@ IMPLEMENTATIONS = menu(
     ),
 )
 
-# What a lockfile of version 7 was measured with: the same code, whose variables had other names.
+# By op: the digest of today's kernels, and those of earlier code that launched the same.
 SAME_KERNELS = {
-    "causal_conv1d_backward": ("c0a5be074df3af9b6cb05ced05478607776bea6a67694c5775e3a89dc5d87b4d",),
+    "causal_conv1d_backward": (
+        "6d1e0b423a94509d4498e36f378831acb0711390919d7082cd872dc0a9dea8f5",
+        ("c0a5be074df3af9b6cb05ced05478607776bea6a67694c5775e3a89dc5d87b4d",),
+    ),
 }

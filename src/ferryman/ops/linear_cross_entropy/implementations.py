@@ -31,7 +31,10 @@ IMPLEMENTATIONS = menu(
     ),
 )
 
-# What a lockfile of version 7 was measured with: the same code, whose variables had other names.
+# By op: the digest of today's kernels, and those of earlier code that launched the same.
 SAME_KERNELS = {
-    "linear_cross_entropy": ("edccdea7e4ba124534ab4eb6e5d8dd11ff9ae332d21d797322a7b4bb23262b4e",),
+    "linear_cross_entropy": (
+        "825546b9b73df91a695009075d9907c89697b27d013ab95d0ac769a7d2fcad51",
+        ("edccdea7e4ba124534ab4eb6e5d8dd11ff9ae332d21d797322a7b4bb23262b4e",),
+    ),
 }

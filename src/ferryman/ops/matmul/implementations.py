@@ -36,7 +36,10 @@ IMPLEMENTATIONS = menu(
     ),
 )
 
-# What a lockfile of version 7 was measured with: the same code, whose variables had other names.
+# By op: the digest of today's kernels, and those of earlier code that launched the same.
 SAME_KERNELS = {
-    "linear": ("52cbbef820c2cdd673a7c477d4ac0dc096add142cb71777807feca3be951c094",),
+    "linear": (
+        "9cebe73a00ccd5252934257f77216eeac730d36c043e535d7f6d2386a0700a28",
+        ("52cbbef820c2cdd673a7c477d4ac0dc096add142cb71777807feca3be951c094",),
+    ),
 }

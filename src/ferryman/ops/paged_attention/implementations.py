@@ -19,7 +19,10 @@ IMPLEMENTATIONS = menu(
     Implementation(op="paged_attention", name="triton", when=_WHEN, roundings=("p",), replayable=True),
 )
 
-# What a lockfile of version 7 was measured with: the same code, whose variables had other names.
+# By op: the digest of today's kernels, and those of earlier code that launched the same.
 SAME_KERNELS = {
-    "paged_attention": ("7ad2a9cedbdc42b53af4f0c8d457139561b40c0dd57f527cac131563bf8901ca",),
+    "paged_attention": (
+        "95fbc44f20412e35ff14c89ece4bafc2feabd59f93c3b847401b5a4a67fcfb12",
+        ("7ad2a9cedbdc42b53af4f0c8d457139561b40c0dd57f527cac131563bf8901ca",),
+    ),
 }
