@@ -121,6 +121,7 @@ def test_the_command_line_knows_it(op: Path) -> None:
     assert explain.returncode == 0 and "bias=bfloat16[64]" in explain.stdout, explain.stdout + explain.stderr[-2000:]
     compile_ = run(op, "-m", "ferryman", "compile", "--op", "bias_relu", "--backend", "triton", "--target", "sm_90")
     assert compile_.returncode == 0 and "COMPILED_ONLY" in compile_.stdout, compile_.stdout + compile_.stderr[-2000:]
+    assert "poor form generic-hopper" not in compile_.stdout + compile_.stderr, compile_.stdout
 
 
 OTHERS = """
