@@ -29,6 +29,7 @@ from tests.unit import (
     disguises_blind_layers,
     disguises_blind_losses,
     disguises_blind_mixed,
+    disguises_blind_ninth,
     disguises_blind_second,
     disguises_blind_second_heads,
     disguises_blind_third,
@@ -47,6 +48,7 @@ from tests.unit import (
     lookalikes_blind_fourth_scans,
     lookalikes_blind_joined,
     lookalikes_blind_more,
+    lookalikes_blind_ninth,
     lookalikes_blind_second,
     lookalikes_blind_third,
     lookalikes_blind_third_layers,
@@ -78,6 +80,7 @@ RIGHT = {
     "batches of heads": disguises_blind_batches.BATCHES,
     "eighth": disguises_blind_eighth.EIGHTH,
     "eighth, of its mechanisms": disguises_blind_eighth_own.EIGHTH_OWN,
+    "ninth": disguises_blind_ninth.NINTH,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -95,6 +98,7 @@ ALIKE = {
     "batches of heads": lookalikes_blind_batches.BATCHES,
     "eighth": lookalikes_blind_eighth.EIGHTH,
     "eighth, of its mechanisms": lookalikes_blind_eighth_own.EIGHTH_OWN,
+    "ninth": lookalikes_blind_ninth.NINTH,
 }
 # what is left today, and why
 _SEPARATE = (
@@ -128,7 +132,13 @@ LEFT = {
         ("SortedRows", "SlotBySlot"), "a router and its experts in one, of which a gated product is served"
     ),
     "BiasedChoice": f"a router whose weights are a child's: {_TIES}",
+    "NinePaddedCausal": "what is hidden in two: its linears are served",
+    "NineSigmoidGate": "a router whose choice is not sorted",
+    "NineSmooth": "a smoothed loss by hand",
+    "NinePatches": "a token of its own before a convolution's",
 }
+# the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
+# look-alikes was wrong; an input of another shape gave an image norm a bias gradient of terms that cancel
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}
 
 
@@ -275,4 +285,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 374 and len(alike) == 334 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 401 and len(alike) == 362 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
