@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -42,13 +42,15 @@ def _layers(
     sizes = {inner: _INNER, 2 * inner: 2 * _INNER}
     for side, short in ((experts, _EXPERTS), (width, _WIDTH)):
         sizes.setdefault(side, short)
-    yield from _of_sizes(given, bias, names, experts, width, sizes, "")
+    yield from _of_sizes(block, given, bias, names, experts, width, sizes, "")
     if experts * width * inner <= _SMALL:  # its code may name sides
         same = {side: side for side in (inner, 2 * inner, experts, width)}
         sided = [f" and self.{n}.shape[0] == {experts} and {width} in self.{n}.shape and {inner} " for n in names[:2]]
         first = f"{sided[0]}* 2 in self.{names[0]}.shape"
         if any(_reads_chosen(block, same, experts, width, first_ids) for first_ids in (True, False)):
-            yield from _of_sizes(given, bias, names, experts, width, same, f"{first}{sided[1]}in self.{names[1]}.shape")
+            yield from _of_sizes(
+                block, given, bias, names, experts, width, same, f"{first}{sided[1]}in self.{names[1]}.shape"
+            )
 
 
 _SMALL = 1 << 16
@@ -63,16 +65,30 @@ def _reads_chosen(block: Block, sizes: dict[int, int], experts: int, width: int,
     return outcome is not None and isinstance(outcome[0], Tensor) and bool(outcome[0].isfinite().all())
 
 
+def _takes_any(block: Block, draw: Callable[[int], tuple[Tensor, ...]], sizes: dict[int, int]) -> bool:
+    """Whether numbers of no expert are no error, as `torch.take_along_dim` takes them round and round."""
+    return block.run is not None and block.run(sizes, draw(_SEEDS - 1)) is not None
+
+
 def _of_sizes(
-    given: str, bias: str, names: tuple[str, ...], experts: int, width: int, sizes: dict[int, int], sided: str
+    block: Block,
+    given: str,
+    bias: str,
+    names: tuple[str, ...],
+    experts: int,
+    width: int,
+    sizes: dict[int, int],
+    sided: str,
 ) -> Iterator[Layer]:
     for ids, shares in ((1, 2), (2, 1)):
+        draw = functools.partial(_draw, sizes[experts], sizes[width], ids == 1)
+        number = f"torch.remainder(a{ids}, self.{names[0]}.shape[0])" if _takes_any(block, draw, sizes) else f"a{ids}"
         for activation in ACTIVATIONS:
             yield Layer(
                 "moe_experts",
-                f"ops.moe_experts({given}, a{ids}, a{shares}, {activation!r}{bias})",
+                f"ops.moe_experts({given}, {number}, a{shares}, {activation!r}{bias})",
                 sizes,
-                functools.partial(_draw, sizes[experts], sizes[width], ids == 1),
+                draw,
                 _SEEDS,
                 f"a0.dim() == 2 and a0.shape[0] > 0 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
                 f" and a{ids}.shape[0] == a0.shape[0]{''.join(f' and a0.dtype is self.{n}.dtype' for n in names)}"
