@@ -403,7 +403,7 @@ class NineCross(nn.Module):
 
 
 # ---- vision
-@case("layer_norm", lambda c: (c(), T(2, 3, 16, 16)))
+@case("add_layer_norm", lambda c: (c(), T(2, 3, 16, 16)))
 class NinePatches(nn.Module):
     """Patches, a token of the class, positions, a norm."""
 

@@ -28,9 +28,7 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
     for gradient, name in itertools.product((True, False), ACTIVATIONS):
         if name in ALPHAS:
             for alpha in leaf.numbers:
-                yield Candidate(
-                    "bias_act", f"ops.bias_act(x, None, {name!r}, self.{alpha})", _WIDTH, gradient=gradient
-                )
+                yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r}, self.{alpha})", _WIDTH, gradient=gradient)
         yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r})", _WIDTH, gradient=gradient)
 
 

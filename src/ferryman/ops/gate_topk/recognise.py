@@ -50,7 +50,10 @@ def blocks(block: Block) -> Iterator[Layer]:
         return
     short = min(width, _SHORT if experts != _SHORT else _SHORT - 8)
     yield from _of_width(block, weight, bias, short)
-    if short < width <= _NAMED_WIDTH and block.run({experts: experts, width: short}, _draw(short, "softmax", 0)) is None:
+    if (
+        short < width <= _NAMED_WIDTH
+        and block.run({experts: experts, width: short}, _draw(short, "softmax", 0)) is None
+    ):
         yield from _of_width(block, weight, bias, width)  # its code may name its width
 
 

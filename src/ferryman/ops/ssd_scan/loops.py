@@ -34,7 +34,9 @@ def recurrences() -> Iterator[Recurrence]:
         b, c = ("a3", "a4") if of_heads == "BLHN" else ("a3.unsqueeze(2)", "a4.unsqueeze(2)")
         for rate in ("a2", "-torch.exp(a2)"):
             steps = f"(a1 * {rate})"
-            sums = f"({steps}.cumsum(1) - torch.nn.functional.pad({steps}.cumsum(1), (0, 0, {_SPAN}, 0))[:, :a1.shape[1]])"
+            sums = (
+                f"({steps}.cumsum(1) - torch.nn.functional.pad({steps}.cumsum(1), (0, 0, {_SPAN}, 0))[:, :a1.shape[1]])"
+            )
             steady = ((steps, -_DEEP, 0.0), (sums, -_DEEP, 1e9))
             draw = functools.partial(_drawn, axes)
             yield Recurrence(

@@ -27,7 +27,7 @@ def within(bounds: Bounds) -> bool:
 
 
 def _readable(values: list[Tensor]) -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
