@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -82,8 +83,10 @@ def _of_sizes(
 ) -> Iterator[Layer]:
     for ids, shares in ((1, 2), (2, 1)):
         draw = functools.partial(_draw, sizes[experts], sizes[width], ids == 1)
-        number = f"torch.remainder(a{ids}, self.{names[0]}.shape[0])" if _takes_any(block, draw, sizes) else f"a{ids}"
-        for activation in ACTIVATIONS:
+        numbers = [f"a{ids}"]
+        # numbers of no expert give nothing, or come round
+        numbers += [f"torch.remainder(a{ids}, self.{names[0]}.shape[0])"] if _takes_any(block, draw, sizes) else []
+        for number, activation in itertools.product(numbers, ACTIVATIONS):
             yield Layer(
                 "moe_experts",
                 f"ops.moe_experts({given}, {number}, a{shares}, {activation!r}{bias})",
