@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ferryman
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions
-from ferryman.porting.model import recurrent_proof
+from ferryman.porting.model import recurrent_proof, steady
 from tests.unit.situations import load
 from tests.unit.test_disguises import assert_as_right
 
@@ -185,3 +186,58 @@ def test_a_hook_on_every_gradient_ends_what_a_made_module_is_known_for(tmp_path:
     finally:
         handle.remove()
     assert torch.equal(*gradients)
+
+
+DELTA = """
+import torch
+from torch import nn
+
+
+class Delta(nn.Module):
+    def forward(self, q, k, v, g, beta):
+        state, kept = q.new_zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3]), []
+        for t in range(q.shape[1]):
+            state = state * g[:, t, :, None, None].exp()
+            seen = (state * k[:, t, :, :, None]).sum(-2)
+            state = state + k[:, t, :, :, None] * ((v[:, t] - seen) * beta[:, t, :, None])[:, :, None]
+            kept.append((state * q[:, t, :, :, None]).sum(-2))
+        return torch.stack(kept, 1)
+"""
+
+
+def test_a_loop_whose_op_takes_many_tokens_at_once_is_served_where_that_gives_the_same(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = _Net(load(DELTA, "ferryman_recurrent_delta", tmp_path).Delta()).eval()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    q, v, g, beta = torch.randn(1, 80, 2, 8), torch.randn(1, 80, 2, 8), -torch.rand(1, 80, 2), torch.rand(1, 80, 2)
+    k = nn.functional.normalize(torch.randn(1, 80, 2, 8), dim=-1)
+    odd, forgets = v.clone(), g.clone()
+    odd[0, 40, 0, 0], forgets[0, 40, 0] = torch.nan, -1e9
+    calls = {"plain": (q, k, v, g, beta), "odd": (q, k, odd, g, beta), "forgets": (q, k, v, forgets, beta)}
+    for what, given in {**calls, "long keys": (q, 1.6 * k, v, g, beta)}.items():
+        with ferryman.trace() as trace, torch.no_grad():
+            actual = model(*given)
+        wanted = before(*given)
+        assert (("gated_delta_rule", "torch") in trace.calls) is (what == "plain"), what
+        assert torch.equal(actual.isfinite(), wanted.isfinite())
+        if what == "plain":
+            floor = float((before(q * (1 + 2.0**-23), *given[1:]) - wanted).abs().max())
+            assert float((actual - wanted).abs().max()) <= 16 * max(floor, 2.0**-23 * float(wanted.abs().max()))
+        else:
+            assert torch.equal(actual.nan_to_num(0.0), wanted.nan_to_num(0.0)), what
+
+
+def test_numbers_are_within_bounds_or_cannot_be_read() -> None:
+    x = torch.tensor([1.0, -2.0])
+    assert steady.within([(x, -2.0, 1.0)]) and not steady.within([(x, -1.0, 1.0)])
+    assert not steady.within([]) and not steady.within([(torch.tensor([torch.nan]), -9.0, 9.0)])
+    assert not steady.within([(x, -2.0, 1.0), (torch.tensor(torch.inf), -9.0, 9.0)])
+    assert not steady.within([(torch.empty(2, device="meta"), -9.0, 9.0)])
+    with FakeTensorMode() as mode:
+        assert not steady.within([(mode.from_tensor(x), -9.0, 9.0)])
+    read = torch.vmap(lambda y: y + float(steady.within([(y, -9.0, 9.0)])))
+    assert torch.equal(read(x[:, None]), x[:, None])
+    assert torch.equal(
+        torch.jit.trace(lambda y: y + float(steady.within([(y, -9.0, 9.0)])), x, check_trace=False)(x), x
+    )

@@ -22,8 +22,8 @@ def within(bounds: Bounds) -> bool:
     if not values or not _readable(values):
         return False
     with torch.no_grad():
-        held = [((x >= least) & (x <= most)).all() for x, (_, least, most) in zip(values, bounds, strict=True)]
-        return bool(torch.stack(held).all())
+        between = [((x >= least) & (x <= most)).all() for x, (_, least, most) in zip(values, bounds, strict=True)]
+        return bool(torch.stack(between).all())
 
 
 def _readable(values: list[Tensor]) -> bool:
