@@ -172,4 +172,22 @@ class OtherWidth(nn.Module):
         p = (torch.cat([x[:, : W // 2], x[:, : W // 2]], -1) @ self.weight.t()).softmax(dim=-1)
         w, ids = p.topk(K, dim=-1)
         return w / w.sum(dim=-1, keepdim=True), ids
+
+
+def chosen(ids):
+    return T(*ids.shape[:1], W), ids, torch.rand(ids.shape)
+
+
+@alike(lambda c: (c(), *chosen(torch.randint(E, (14, K)))), lambda: chosen(torch.randint(-20, 20, (14, K))))
+class ExpertsByRemainder(nn.Module):
+    """Numbers of experts come round by a number of the file."""
+
+    def __init__(self):
+        super().__init__()
+        self.w_in, self.w_out = nn.Parameter(torch.randn(E, 2 * I, W) / 8), nn.Parameter(torch.randn(E, W, I) / 6)
+
+    def forward(self, x, ids, weights):
+        ids = ids % E
+        g, u = torch.einsum("tkow,tw->tko", self.w_in[ids], x).chunk(2, -1)
+        return (torch.einsum("tkwi,tki->tkw", self.w_out[ids], F.silu(g) * u) * weights[..., None]).sum(1)
 '''

@@ -83,10 +83,15 @@ def _of_sizes(
 ) -> Iterator[Layer]:
     for ids, shares in ((1, 2), (2, 1)):
         draw = functools.partial(_draw, sizes[experts], sizes[width], ids == 1)
-        numbers = [f"a{ids}"]
-        # numbers of no expert give nothing, or come round
-        numbers += [f"torch.remainder(a{ids}, self.{names[0]}.shape[0])"] if _takes_any(block, draw, sizes) else []
-        for number, activation in itertools.product(numbers, ACTIVATIONS):
+        takes = _takes_any(block, draw, sizes)
+        whole = functools.partial(_draw, experts, sizes[width], ids == 1)
+        if not takes and sizes[experts] != experts and _takes_any(block, whole, {**sizes, experts: experts}):
+            continue  # its code names how many there are, and brings numbers among them
+        numbers = [(f"a{ids}", "")]
+        if takes:  # numbers of no expert give nothing, or come round: `torch.take_along_dim` takes one dtype
+            around = f"torch.remainder(a{ids}, self.{names[0]}.shape[0])"
+            numbers += [(around, f" and a{ids}.dtype is torch.int64")]
+        for (number, kind), activation in itertools.product(numbers, ACTIVATIONS):
             yield Layer(
                 "moe_experts",
                 f"ops.moe_experts({given}, {number}, a{shares}, {activation!r}{bias})",
@@ -96,7 +101,7 @@ def _of_sizes(
                 f"a0.dim() == 2 and a0.shape[0] > 0 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
                 f" and a{ids}.shape[0] == a0.shape[0]{''.join(f' and a0.dtype is self.{n}.dtype' for n in names)}"
                 f" and a0.dtype.itemsize < 8 and (a{ids}.dtype is torch.int64 or a{ids}.dtype is torch.int32)"
-                f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8{sided}",
+                f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8{kind}{sided}",
                 refused=_BEYOND,
                 numbers=ids,
             )

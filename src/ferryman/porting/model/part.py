@@ -78,7 +78,7 @@ class Part:
         known |= {**child_calls.TESTS, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
         known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__}
-        known |= {"ferryman_within": steady.within}
+        known |= {"ferryman_within": steady.within, "ferryman_readable": steady.readable}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}
         exec(compile("\n".join(lines) + "\n", "<ferryman part>", "exec"), known)  # noqa: S102 - our own text
         part: types.FunctionType = known["part"]

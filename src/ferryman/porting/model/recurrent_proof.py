@@ -260,7 +260,7 @@ def _proof(call: Callable[..., Any], trace: Trace, reading: _Reading) -> tuple[P
         return Proof(False, reason), ()
     tests += casting.tests(one.op, call, served, inputs[0], "a0")
     bounds = reading.steady()
-    tests += [f"ferryman_within({bounds})"] if bounds else []
+    tests += [f"ferryman_readable({', '.join(names)})", f"ferryman_within({bounds})"] if bounds else []
     return proof, tuple(tests)
 
 
