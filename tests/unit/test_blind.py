@@ -29,6 +29,8 @@ from tests.unit import (
     disguises_blind_layers,
     disguises_blind_losses,
     disguises_blind_mixed,
+    disguises_blind_ninth,
+    disguises_blind_ninth_own,
     disguises_blind_second,
     disguises_blind_second_heads,
     disguises_blind_third,
@@ -47,6 +49,8 @@ from tests.unit import (
     lookalikes_blind_fourth_scans,
     lookalikes_blind_joined,
     lookalikes_blind_more,
+    lookalikes_blind_ninth,
+    lookalikes_blind_ninth_own,
     lookalikes_blind_second,
     lookalikes_blind_third,
     lookalikes_blind_third_layers,
@@ -78,6 +82,8 @@ RIGHT = {
     "batches of heads": disguises_blind_batches.BATCHES,
     "eighth": disguises_blind_eighth.EIGHTH,
     "eighth, of its mechanisms": disguises_blind_eighth_own.EIGHTH_OWN,
+    "ninth": disguises_blind_ninth.NINTH,
+    "ninth, of its mechanisms": disguises_blind_ninth_own.NINTH_OWN,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -95,26 +101,27 @@ ALIKE = {
     "batches of heads": lookalikes_blind_batches.BATCHES,
     "eighth": lookalikes_blind_eighth.EIGHTH,
     "eighth, of its mechanisms": lookalikes_blind_eighth_own.EIGHTH_OWN,
+    "ninth": lookalikes_blind_ninth.NINTH,
+    "ninth, of its mechanisms": lookalikes_blind_ninth_own.NINTH_OWN,
 }
 # what is left today, and why
 _SEPARATE = (
     "each expert's weights are tensors of their own, and the op takes one of all: its linears and gates are served"
 )
-_ALONG = "it takes numbers of no row without an error, which the op refuses"
 _TIES = "of equal logits, and where scores are saturated, PyTorch chooses other experts than the op"
 _ALL = "0 times what is not finite"
-_CHUNKED = "a loop whose op takes a chunk of tokens at once: what is not finite, or a huge decay, reaches those before"
+_UNSTEADY = (
+    "keys so long that no state stays bounded: its op takes a chunk of tokens at once, and such a call is the loop's"
+)
 LEFT = {
     "LseSoft": "beside +inf it gives NaN at other places",
-    "Reglu": "the gradient at 0 is 1, and relu's 0",
     "MatrixTurn": "any four numbers turn a pair, not only a cosine and a sine",
     **dict.fromkeys(("LoopIndexAdd", "LoopPlain", "Sorted", "WithShared"), _SEPARATE),
     **dict.fromkeys(("DenseOneHot", "DenseScatter", "EveryExpert"), _ALL),
     "GatherWeights": "two matrices for gate and up, which no copy joins: a gated product of theirs is served",
-    **dict.fromkeys(("TakeAlong", "Nll", "Took"), _ALONG),
-    "QuickByExp": "exp overflows, and the gradient is NaN where quick_gelu's is 0",
     **dict.fromkeys(("Router", "TopFirst"), f"a router without weights: {_TIES}"),
-    **dict.fromkeys(("Delta", "EightDelta", "EightSsd", "TokensFirst", "NoDecay", "EachHeads"), _CHUNKED),
+    "Delta": _UNSTEADY,
+    "DeltaLayer": "a state that a value beside makes, of which it reads no number",
     "TimeFirst": "a batch of heads beside a mask of sequences: its softmax is served",
     **dict.fromkeys(("Mixes", "Stepped"), "a convolution by shifts along rows, whose weights are computed"),
     "SoftThenTop": f"a router whose weights are a child's: {_TIES}",
@@ -128,7 +135,12 @@ LEFT = {
         ("SortedRows", "SlotBySlot"), "a router and its experts in one, of which a gated product is served"
     ),
     "BiasedChoice": f"a router whose weights are a child's: {_TIES}",
+    "NinePaddedCausal": "what is hidden, in two: its softmax is served",
+    "NineSmooth": "how much is smoothed is an argument that has a default",
 }
+# the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
+# look-alikes was wrong. Of the four, NinePatches was said to be a layer norm where a sum and its norm are one op. An
+# image norm was served, and judged by a bias gradient of terms that cancel: it has fewer places now
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}
 
 
@@ -275,4 +287,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 374 and len(alike) == 334 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 407 and len(alike) == 376 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

@@ -222,6 +222,9 @@ class Recurrence:
     axes: of each value, one letter an axis, of which "L" are the tokens; result: those of the result. Code may have the
     tokens elsewhere. states: ways in which code may lay out the state. draw: (a size for each letter, a seed) to the
     values in float64; sizes: those of each seed. finite: how many of the seeds, the first ones, give finite values.
+    steady: (an expression over the values, the least and the most it may be), for an op that takes many tokens at once:
+    where the code's values are so, and finite, it gives what one token after another gives. A call asks that of the
+    values that it has; drawn ones are so.
     """
 
     op: str
@@ -232,6 +235,7 @@ class Recurrence:
     draw: Callable[[Mapping[str, int], int], tuple[Tensor, ...]]
     sizes: tuple[Mapping[str, int], ...]
     finite: int
+    steady: tuple[tuple[str, float, float], ...] = ()
 
 
 @dataclass(frozen=True)

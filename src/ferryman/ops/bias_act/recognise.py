@@ -5,6 +5,7 @@ A linear layer's bias stays with its product: it is added there before the one r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,11 +24,12 @@ _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 def modules(leaf: Leaf) -> Iterator[Candidate]:
     if leaf.lines or leaf.matrices or leaf.scalars:
         return
-    for name in ACTIVATIONS:
+    # a spelling may have another slope at a kink, or none where what it divides by is infinite
+    for gradient, name in itertools.product((True, False), ACTIVATIONS):
         if name in ALPHAS:
             for alpha in leaf.numbers:
-                yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r}, self.{alpha})", _WIDTH)
-        yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r})", _WIDTH)
+                yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r}, self.{alpha})", _WIDTH, gradient=gradient)
+        yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r})", _WIDTH, gradient=gradient)
 
 
 def _of_functional(function: Callable[..., Tensor], activation: str) -> Served:

@@ -28,13 +28,14 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
     own = f"self.{table}"
     # what indexes counts numbers below zero from the end
     below = f"torch.where(x < 0, x + {own}.shape[0], x)"
+    around = f"torch.remainder(x, {own}.shape[0])"  # so takes `torch.take_along_dim` numbers of no row
     spelled: list[tuple[str, str, tuple[str, ...]]] = [("", "", (table,))]
     root = columns**0.5
     scales = [f"self.{n}" for n in leaf.numbers] + [f"{own}.shape[1] ** 0.5", repr(root), *map(repr, leaf.constants)]
     spelled += [(f", {scale}", "", (table,)) for scale in dict.fromkeys(scales)]
     spelled += [("", f" * self.{s}.to({own}.dtype)", (table, s)) for s in leaf.scalars]
     for gradient in (True, False):
-        for ids in ("x", below):
+        for ids in ("x", below, around):
             for scale, after, uses in spelled:
                 yield Candidate(
                     "embedding", f"ops.embedding({ids}, {own}{scale}){after}", columns, uses, table, gradient

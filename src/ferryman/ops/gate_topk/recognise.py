@@ -21,6 +21,7 @@ from ferryman.ops.gate_topk.definition import SCORINGS
 from ferryman.ops.recognition import Block, Layer
 
 _MOST, _SHORT, _TOKENS = 1024, 48, 9
+_NAMED_WIDTH = 1 << 14  # the widest that is tried as it is
 _SAME = 2.0**-40
 _GUARD = "a0.dim() {} 2 and a0.dtype is self.{}.dtype and a0.dtype.is_floating_point and a0.dtype.itemsize < 8"
 
@@ -48,8 +49,20 @@ def blocks(block: Block) -> Iterator[Layer]:
     if bias and block.tensors[bias] != (experts,):
         return
     short = min(width, _SHORT if experts != _SHORT else _SHORT - 8)
+    yield from _of_width(block, weight, bias, short)
+    if (
+        short < width <= _NAMED_WIDTH
+        and block.run({experts: experts, width: short}, _draw(short, "softmax", 0)) is None
+    ):
+        yield from _of_width(block, weight, bias, width)  # its code may name its width
+
+
+def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterator[Layer]:
+    """With so long rows in the place of its own."""
+    experts, width = block.tensors[weight]
     sizes = {experts: experts, width: short}
     x = _draw(short, "softmax", 0)[0]
+    assert block.run is not None
     with _Asked() as asked:
         outcome = block.run(sizes, (x,))
     if outcome is None:
@@ -62,6 +75,7 @@ def blocks(block: Block) -> Iterator[Layer]:
     deep = sides is not None and _kinds(sides[0], experts) is not None  # it flattens x of three sides
     logits = x @ tensors[weight].t()
     w, ids = result[kinds.index("w")], result[kinds.index("i")]
+    named = [f"a0.shape[-1] == {width}"] if short == width else []
     ways: list[tuple[str | None, str | None]] = [(None, None)]  # the vector in the product, or in the choice
     ways += [(bias, None), (None, bias)] if bias else []
     for inside, beside in ways:
@@ -86,7 +100,7 @@ def blocks(block: Block) -> Iterator[Layer]:
                     sizes,
                     functools.partial(_draw, short, scoring, deep=deep),
                     6,
-                    " and ".join((_GUARD.format(">=" if deep else "==", weight), *same)),
+                    " and ".join((_GUARD.format(">=" if deep else "==", weight), *same, *named)),
                     beside=("linear",),
                     canonical=functools.partial(_in_order, kinds) if asked.unordered else None,
                 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ferryman.ops.gated_delta_rule.loops import recurrences as recurrences
 from ferryman.ops.recognition import Routine, Signature
 
 # (batch, length, heads of keys, heads of values, key, value, chunk) of a seed

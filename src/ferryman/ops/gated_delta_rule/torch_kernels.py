@@ -67,7 +67,8 @@ def gated_delta_rule(
         y[i] = since[i] * (queries[i] @ state) + seen[i] @ d
         state = since[i][..., -1:, :] * state + (until[i] * keys[i]).mT @ d
     y = y.movedim(3, 2).movedim(0, 1).flatten(1, 2)[:, :length]
-    return y.to(v.dtype).contiguous(), state.contiguous()
+    # what was cut of one sequence is contiguous, with another stride
+    return y.to(v.dtype).contiguous().view(v.shape), state.contiguous()
 
 
 def gated_delta_rule_backward(

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -42,13 +43,15 @@ def _layers(
     sizes = {inner: _INNER, 2 * inner: 2 * _INNER}
     for side, short in ((experts, _EXPERTS), (width, _WIDTH)):
         sizes.setdefault(side, short)
-    yield from _of_sizes(given, bias, names, experts, width, sizes, "")
+    yield from _of_sizes(block, given, bias, names, experts, width, sizes, "")
     if experts * width * inner <= _SMALL:  # its code may name sides
         same = {side: side for side in (inner, 2 * inner, experts, width)}
         sided = [f" and self.{n}.shape[0] == {experts} and {width} in self.{n}.shape and {inner} " for n in names[:2]]
         first = f"{sided[0]}* 2 in self.{names[0]}.shape"
         if any(_reads_chosen(block, same, experts, width, first_ids) for first_ids in (True, False)):
-            yield from _of_sizes(given, bias, names, experts, width, same, f"{first}{sided[1]}in self.{names[1]}.shape")
+            yield from _of_sizes(
+                block, given, bias, names, experts, width, same, f"{first}{sided[1]}in self.{names[1]}.shape"
+            )
 
 
 _SMALL = 1 << 16
@@ -63,21 +66,42 @@ def _reads_chosen(block: Block, sizes: dict[int, int], experts: int, width: int,
     return outcome is not None and isinstance(outcome[0], Tensor) and bool(outcome[0].isfinite().all())
 
 
+def _takes_any(block: Block, draw: Callable[[int], tuple[Tensor, ...]], sizes: dict[int, int]) -> bool:
+    """Whether numbers of no expert are no error, as `torch.take_along_dim` takes them round and round."""
+    return block.run is not None and block.run(sizes, draw(_SEEDS - 1)) is not None
+
+
 def _of_sizes(
-    given: str, bias: str, names: tuple[str, ...], experts: int, width: int, sizes: dict[int, int], sided: str
+    block: Block,
+    given: str,
+    bias: str,
+    names: tuple[str, ...],
+    experts: int,
+    width: int,
+    sizes: dict[int, int],
+    sided: str,
 ) -> Iterator[Layer]:
     for ids, shares in ((1, 2), (2, 1)):
-        for activation in ACTIVATIONS:
+        draw = functools.partial(_draw, sizes[experts], sizes[width], ids == 1)
+        takes = _takes_any(block, draw, sizes)
+        whole = functools.partial(_draw, experts, sizes[width], ids == 1)
+        if not takes and sizes[experts] != experts and _takes_any(block, whole, {**sizes, experts: experts}):
+            continue  # its code names how many there are, and brings numbers among them
+        numbers = [(f"a{ids}", "")]
+        if takes:  # numbers of no expert give nothing, or come round: `torch.take_along_dim` takes one dtype
+            around = f"torch.remainder(a{ids}, self.{names[0]}.shape[0])"
+            numbers += [(around, f" and a{ids}.dtype is torch.int64")]
+        for (number, kind), activation in itertools.product(numbers, ACTIVATIONS):
             yield Layer(
                 "moe_experts",
-                f"ops.moe_experts({given}, a{ids}, a{shares}, {activation!r}{bias})",
+                f"ops.moe_experts({given}, {number}, a{shares}, {activation!r}{bias})",
                 sizes,
-                functools.partial(_draw, sizes[experts], sizes[width], ids == 1),
+                draw,
                 _SEEDS,
                 f"a0.dim() == 2 and a0.shape[0] > 0 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
                 f" and a{ids}.shape[0] == a0.shape[0]{''.join(f' and a0.dtype is self.{n}.dtype' for n in names)}"
                 f" and a0.dtype.itemsize < 8 and (a{ids}.dtype is torch.int64 or a{ids}.dtype is torch.int32)"
-                f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8{sided}",
+                f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8{kind}{sided}",
                 refused=_BEYOND,
                 numbers=ids,
             )

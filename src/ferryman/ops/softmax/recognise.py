@@ -44,12 +44,15 @@ def blocks(block: Block) -> Iterator[Layer]:
         guard = f"a0.dim() in {dims} and a1.shape == {shape} and a0.numel() > 0"
         guard += " and a1.dtype is torch.int64 and a0.dtype.itemsize < 8 and a0.dtype.is_floating_point"
         guard += " and not torch.is_autocast_enabled(a0.device.type)"
-        negative = block.run({}, draw(len(_LOGITS) - 1)) is not None  # counted from the end
-        numbers = f"torch.where(a1 < 0, a1 + a0.shape[-1], a1).flatten(), {_NO_CLASS}" if negative else "a1.flatten()"
+        numbers = "a1.flatten()"
+        if block.run({}, draw(_FROM_THE_END)) is not None:
+            numbers = f"torch.where(a1 < 0, a1 + a0.shape[-1], a1).flatten(), {_NO_CLASS}"
+        if block.run({}, draw(len(_LOGITS) - 1)) is not None:  # so takes `torch.take_along_dim` numbers of no class
+            numbers = f"torch.remainder(a1, a0.shape[-1]).flatten(), {_NO_CLASS}"
         smoothed = _smoothing(draw(0), outcomes[0])
         loss = f"ops.cross_entropy(a0.flatten(0, -2), {numbers}{f', label_smoothing={smoothed!r}' if smoothed else ''})"
         for expression in (f"{loss}.to(a0.dtype)", loss):
-            yield Layer("cross_entropy", expression, {}, draw, len(_LOGITS), guard, refused=2)
+            yield Layer("cross_entropy", expression, {}, draw, len(_LOGITS), guard, refused=3)
 
 
 def _smoothing(given: tuple[Tensor, ...], outcome: Any) -> float:
@@ -70,7 +73,9 @@ _LOGITS = (
     (9, 2, 30.0, None),
     (4, 7, 1.0, -100),
     (4, 7, 1.0, -1),
+    (4, 7, 1.0, 16),
 )
+_FROM_THE_END = 5
 
 
 def _draw_logits(dims: tuple[int, ...], column: bool, seed: int) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ferryman.ops.recognition import Routine, Signature
+from ferryman.ops.ssd_scan.loops import recurrences as recurrences
 
 Places = dict[str, int]
 _INFINITE = float("inf")

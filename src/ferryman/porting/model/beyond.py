@@ -39,7 +39,7 @@ Run = Callable[..., Any]
 
 def ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
     """Numbers of rows: every one of a short table, those that a module's state names, repeated ones, some from
-    the end, none."""
+    the end, some beyond, none."""
     generator = torch.Generator().manual_seed(5)
     edges = [0, rows - 1, *(v for v in known if 0 <= v < rows)]
     every = torch.cat([torch.tensor(edges * 2), torch.randperm(rows, generator=generator)[:64]])
@@ -48,6 +48,7 @@ def ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
     yield torch.randint(rows, (2, 3, 2), generator=generator)
     yield every[:1]
     yield torch.tensor([[-1, 0], [-rows, rows - 1]])
+    yield torch.tensor([[-rows - 1, rows]])  # of no row: refused by most
     yield torch.tensor(rows - 1)
     yield torch.empty(2, 0, dtype=torch.int64)
 

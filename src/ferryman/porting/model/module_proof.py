@@ -7,10 +7,12 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from ferryman.ops.recognition import Candidate, Definitions, compiled
 from ferryman.porting.model import adding, beyond
+from ferryman.porting.model.distance import flat
 from ferryman.porting.model.proof import STORAGE, First, Proof
 from ferryman.porting.model.proof import prove as prove_calls
 from ferryman.porting.model.twin import original, shaped, tensors_of
@@ -84,9 +86,23 @@ def prove(
             wide=wide,
             runs=None if runs is None else runs.setdefault(key, {}),
         )
+        if proof.ok and not candidate.gradient and not _of_one_mode(kind, state, names, training, inputs[0]):
+            proof = Proof(False, "it gives something else where gradients are on")
         if not proof.ok:
             break
     return proof
+
+
+def _of_one_mode(
+    kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], training: bool, given: Sequence[Any]
+) -> bool:
+    """Whether it gives without gradients, where it was proven, what it gives as they are on and none is needed."""
+    results = []
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            results.append(flat(original(kind, state, names, training, *(x.clone() for x in given))))
+    pairs = list(zip(*results, strict=True))
+    return all(a.shape == b.shape and torch.allclose(a, b, 1e-6, 1e-6, equal_nan=True) for a, b in pairs)
 
 
 def takes_addition(

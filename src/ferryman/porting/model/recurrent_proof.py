@@ -15,7 +15,7 @@ from torch import Tensor
 from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Definitions, Recurrence, compiled
-from ferryman.porting.model import casting, recurrent
+from ferryman.porting.model import casting, recurrent, steady
 from ferryman.porting.model.distance import distance, flat
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.nodes import Node
@@ -68,13 +68,26 @@ class _Reading:
     def text(self) -> str:
         """The op over the code's values."""
 
+        text = self._turned(self.expression)
+        moved = _permute(self.one.result, self.result)
+        return text + moved + (".contiguous()" if moved and self.packed else "")
+
+    def _turned(self, text: str) -> str:
+        """An expression over the op's values, over the code's."""
+
         def turned(match: re.Match[str]) -> str:
             place = int(match[1])
             return match[0] + _permute(self.words[place], self.one.axes[place])
 
-        text = re.sub(r"\ba(\d)\b", turned, self.expression)
-        moved = _permute(self.one.result, self.result)
-        return text + moved + (".contiguous()" if moved and self.packed else "")
+        return re.sub(r"\ba(\d)\b", turned, text)
+
+    def steady(self) -> str:
+        """The numbers for which the op gives what one token after another gives; "" for any."""
+        if not self.one.steady:
+            return ""
+        bounds = [(f"a{place}", -steady.LARGEST, steady.LARGEST) for place in range(len(self.words))]
+        bounds += [(self._turned(text), least, most) for text, least, most in self.one.steady]
+        return f"[{', '.join(f'({text}, {least!r}, {most!r})' for text, least, most in bounds)}]"
 
     def guard(self) -> Iterator[str]:
         first: dict[str, str] = {}
@@ -246,6 +259,8 @@ def _proof(call: Callable[..., Any], trace: Trace, reading: _Reading) -> tuple[P
     if (reason := _reaching(call, served, reading)) is not None:
         return Proof(False, reason), ()
     tests += casting.tests(one.op, call, served, inputs[0], "a0")
+    bounds = reading.steady()
+    tests += [f"ferryman_readable({', '.join(names)})", f"ferryman_within({bounds})"] if bounds else []
     return proof, tuple(tests)
 
 
@@ -267,27 +282,40 @@ def _of_width(call: Callable[..., Any], candidate: Callable[..., Any], trace: Tr
 
 @torch.no_grad()
 def _reaching(call: Callable[..., Any], served: Callable[..., Any], reading: _Reading) -> str | None:
-    """Why what is not finite in one token reaches other results than in the code, and what a token's size does; None
-    where it is alike. Definitions go token by token, which what serves a call may not do."""
-    one = reading.one
+    """Why what is not finite in one token reaches other results than in the code, and what a token's size does, and all
+    tokens' sizes; None where it is alike. Definitions go token by token, which what serves a call may not do. Of values
+    that a call refuses, nothing is asked."""
+    one, bounds = reading.one, reading.steady()
     drawn = one.draw({**one.sizes[0], **reading.fixed, "L": _TOKENS}, 0)
+    asked = None if not bounds else compiled(bounds, tuple(f"a{place}" for place in reading.order), ops=_DEFINITIONS)
     for place, axes in enumerate(one.axes):
-        for value in (torch.nan, torch.inf, -torch.inf, 1e9, -1e9) if "L" in axes else ():
-            changed = drawn[place].clone()
-            changed[tuple(_AMID if letter == "L" else 0 for letter in axes)] = value
+        for what, changed in _hostile(drawn[place], axes, bool(bounds)):
             given = [changed if i == place else x for i, x in enumerate(drawn)]
             exact = [reading.inward(given[i], i) for i in reading.order]
             low = [x.float() for x in exact]
+            if asked is not None and not steady.within(asked(*low)):
+                continue
             try:
                 wanted, own, actual = (flat(f(*x))[0] for f, x in ((call, exact), (call, low), (served, low)))
             except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
                 return f"{type(error).__name__}: {error}"
             if not torch.equal(own.isfinite(), actual.isfinite()):
-                return f"a token of {value} reaches other results"
+                return f"{what} reaches other results"
             own_error, served_error, size = (_length(x) for x in (own - wanted, actual - wanted, wanted))
             if served_error > _LOOSER * (own_error + 2.0**-24 * size):
-                return f"a token of {value} leaves fewer digits"
+                return f"{what} leaves fewer digits"
     return None
+
+
+def _hostile(x: Tensor, axes: str, bounded: bool) -> Iterator[tuple[str, Tensor]]:
+    """A value with one token that is not finite, or huge; where a call asks for bounds, tokens of all sizes, too."""
+    sizes = (1e9, 1e6, 1e4, 300.0, 30.0, 20.0, 10.0, 3.0, 2.0, 1.0, 0.3) if bounded else (1e9,)
+    for value in (torch.nan, torch.inf, -torch.inf, *sizes, *(-n for n in sizes)) if "L" in axes else ():
+        changed = x.clone()
+        changed[tuple(_AMID if letter == "L" else 0 for letter in axes)] = value
+        yield f"a token of {value}", changed
+    for times in (1e9, 1e4, 100.0, *(1.25**n for n in range(12, -13, -1)), 1e-2, 1e-4, 0.0) if bounded else ():
+        yield f"tokens times {times}", x * times
 
 
 def _length(x: Tensor) -> float:

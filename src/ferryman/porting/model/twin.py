@@ -116,6 +116,18 @@ def _of_other_rows(
         distance("of a table that is not finite: result", actual, wanted, LIMIT)
 
 
+def _of_any_number(
+    run: Any, state: dict[str, Any], names: Sequence[str], candidate: Candidate, tensors: Sequence[Tensor]
+) -> None:
+    """What it gives for numbers of no row, of which it refuses none. Raises Disagreement."""
+    rows = len(tensors[names.index(candidate.rows)])
+    ids = torch.tensor([[-1, rows, -rows - 1, 2 * rows + 1], [-5 * rows - 2, 7 * rows - 1, 2**40 + 3, -(2**40) - 1]])
+    expression = compiled(candidate.expression, ("self", "x"), ops=Definitions())
+    with torch.no_grad():
+        own = types.SimpleNamespace(**(state | dict(zip(names, tensors, strict=True))))
+        distance("of numbers of no row: result", flat(expression(own, ids)), flat(run(ids, *tensors)), LIMIT)
+
+
 def _takes(run: Any, number: int, tensors: Sequence[Tensor]) -> bool:
     """Whether it gives something for the number of no row."""
     try:
@@ -139,6 +151,9 @@ def left_out(
         run = functools.partial(original, kind, state, names, False)
         tensors = tensors_of(state, names, 7)
         _of_other_rows(run, state, names, candidate, tensors)
+        if "remainder(x" in candidate.expression:
+            _of_any_number(run, state, names, candidate, tensors)
+            return []
         if "x < 0" not in candidate.expression and _takes(run, -1, tensors):
             raise Disagreement("it takes numbers below zero")
         if "x < 0" in candidate.expression and _takes(run, -1 - len(tensors[names.index(candidate.rows)]), tensors):
