@@ -75,6 +75,13 @@ def cases() -> Sequence[Case]:
     add("float_mask", (1, 4, 18, 64), sk=35, mask=TensorSpec((1, 4, 18, 35), fill="bias", layout="rows"))
     add("bias_whole", (2, 4, 9, 64), kv_heads=2, sk=40, mask=TensorSpec((1, 4, 9, 40), fill="bias"))  # read as it lies
     add("row_mask", (2, 2, 9, 64), sk=30, causal=True, mask=TensorSpec((2, 1, 1, 30), dtype="bool", fill="mask"))
+    # few rows over several blocks of keys
+    few = TensorSpec((2, 1, 1, 150), dtype="bool", fill="mask")
+    add("mask_decode", (2, 4, 1, 80), kv_heads=2, sk=150, mask=few)
+    pairs = TensorSpec((1, 4, 3, 100), fill="bias", layout="last")
+    add("bias_few", (1, 4, 3, 64), kv_heads=1, sk=100, causal=True, mask=pairs)
+    add("softcap_few", (1, 2, 5, 48), sk=130, causal=True, window=70, softcap=5.0)
+    add("mask_few", (1, 8, 9, 72), kv_heads=2, sk=140, mask=TensorSpec((1, 8, 9, 140), dtype="bool", fill="mask"))
     add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
     add("one_key", (2, 2, 3, 64), sk=1)
     add("no_keys", (1, 2, 3, 64), sk=0)
