@@ -407,10 +407,10 @@ def test_a_right_line_gets_only_calls_that_it_serves(monkeypatch: pytest.MonkeyP
         )
 
     monkeypatch.setattr(honest, "look", look)
-    honest.honest(["attention"], setting, 0, "triton", 0, 12)
+    honest.honest(["attention"], setting, 0, "triton", 0, 24)
     assert all(not why for _, why in asked), "and the line of few queries is left out of calls of many"
     counts = Counter(name for name, _ in asked)
-    assert counts["triton.tiled"] >= 12 > counts["triton.decode"] > 0
+    assert counts["triton.tiled"] >= 24 > counts["triton.decode"] > 0
 
 
 def test_what_is_edited_first_is_a_line_that_serves_every_call() -> None:

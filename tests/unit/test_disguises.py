@@ -33,7 +33,6 @@ LEFT = {
     "rows of a table in other words": 1,  # 0 times what is not finite
     "a layer norm, by a stranger": 1,  # an eps of 1e-12: float64 rounds more than a proof allows
     "rope, by a stranger": 1,  # signs that are a tensor, which two parts read
-    "rows of a table, by a stranger": 1,  # `take_along_dim` takes any number below zero
     "experts, by a stranger": 1,  # 0 times what is not finite
 }
 

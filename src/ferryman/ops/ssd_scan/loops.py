@@ -41,7 +41,7 @@ def recurrences() -> Iterator[Recurrence]:
             draw = functools.partial(_drawn, axes)
             yield Recurrence(
                 "ssd_scan",
-                (f"ops.ssd_scan(a0, a1, {rate}, {b}, {c})[0]",),
+                (f"ops.ssd_scan(a0, a1, {rate}, {b}, {c})[0].view(a0.shape)",),  # one sequence may have another stride
                 axes,
                 "BLHP",
                 ("BHPN", "BHNP"),

@@ -87,8 +87,7 @@ def ssd_scan(
     y = y.flatten(1, 2)[:, :length]
     if d is not None:
         y = torch.addcmul(y, x.float(), d.float()[:, None])
-    # what was cut of one sequence is contiguous, with another stride
-    return (y if y_float32 else y.to(x.dtype)).contiguous().view(x.shape), state.contiguous()
+    return (y if y_float32 else y.to(x.dtype)).contiguous(), state.contiguous()
 
 
 def ssd_scan_backward(
