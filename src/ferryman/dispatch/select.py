@@ -130,9 +130,7 @@ def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool
     reasons = [] if absent else list(registry.probe(line.backend, profile.vendor))
     if view.flags["deterministic"] and not line.deterministic:
         reasons.append("not deterministic; required by torch.use_deterministic_algorithms")
-    if all(clause.holds(view) for clause in line.when):
-        return reasons
-    return reasons + [r for r in (clause.reason(view) for clause in line.when) if r is not None]
+    return reasons + [str(clause.reason(view)) for clause in line.when if not clause.holds(view)]
 
 
 @dataclass(frozen=True)

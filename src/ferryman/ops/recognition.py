@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -236,6 +236,22 @@ class Recurrence:
     sizes: tuple[Mapping[str, int], ...]
     finite: int
     steady: tuple[tuple[str, float, float], ...] = ()
+
+
+_OF_HEADS = (
+    "2 7 3 5 4, 1 6 2 4 7, 3 2 4 6 2, 2 1 2 4 5, 1 5 3 6 3, 1 9 1 3 4, 2 8 2 4 3, 1 19 2 3 2, 2 5 3 4 5, 1 4 2 4 3"
+)
+
+
+def sizes_of_heads(letters: str) -> tuple[dict[str, int], ...]:
+    """Sizes of ten seeds for a loop with heads. letters: sequences, tokens, heads, the state's two sides."""
+    return tuple(dict(zip(letters, map(int, one.split()), strict=True)) for one in _OF_HEADS.split(","))
+
+
+def normal(words: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[Tensor]:
+    """A value of each word, whose letters are its axes, in float64: normal numbers of a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn([sizes[axis] for axis in word], generator=generator, dtype=torch.float64) for word in words]
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ferryman.ops.recognition import Recurrence
+from ferryman.ops.recognition import Recurrence, normal, sizes_of_heads
 
-_SEEDS = (
-    {"B": 2, "L": 7, "H": 3, "K": 5, "V": 4},
-    {"B": 1, "L": 6, "H": 2, "K": 4, "V": 7},
-    {"B": 3, "L": 2, "H": 4, "K": 6, "V": 2},
-    {"B": 2, "L": 1, "H": 2, "K": 4, "V": 5},
-    {"B": 1, "L": 5, "H": 3, "K": 6, "V": 3},
-    {"B": 1, "L": 9, "H": 1, "K": 3, "V": 4},
-    {"B": 2, "L": 8, "H": 2, "K": 4, "V": 3},
-    {"B": 1, "L": 19, "H": 2, "K": 3, "V": 2},
-    {"B": 2, "L": 5, "H": 3, "K": 4, "V": 5},
-    {"B": 1, "L": 4, "H": 2, "K": 4, "V": 3},
-)
+_SIZES = sizes_of_heads("BLHKV")
 _FINITE = 9
 _SPAN = 64  # tokens whose decays an implementation may sum
 _DEEP = 64.0  # such a sum's, which leaves float32 its digits
@@ -43,16 +32,13 @@ def recurrences() -> Iterator[Recurrence]:
             steady += [("a3", -_DEEP, 0.0), (sums, -_DEEP, 1e9)]
         draw = functools.partial(_drawn, axes)
         yield Recurrence(
-            "gated_delta_rule", expressions, axes, "BLHV", states, draw, _SEEDS, _FINITE, steady=tuple(steady)
+            "gated_delta_rule", expressions, axes, "BLHV", states, draw, _SIZES, _FINITE, steady=tuple(steady)
         )
 
 
 def _drawn(words: tuple[str, ...], sizes: Mapping[str, int], seed: int) -> tuple[Tensor, ...]:
     """q, k, v, perhaps g, and beta of a seed."""
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v, *g, beta = (
-        torch.randn([sizes[axis] for axis in word], generator=generator, dtype=torch.float64) for word in words
-    )
+    q, k, v, *g, beta = normal(words, sizes, seed)
     k, beta = k * (0.5 + 0.5 * torch.sigmoid(k)) / k.norm(dim=-1, keepdim=True), torch.sigmoid(beta)  # no unit vectors
     g = [-0.2 * x.abs() * (6.0 if seed == 4 else 1.0) for x in g]
     if seed == 4:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ferryman.ops.recognition import Recurrence
+from ferryman.ops.recognition import Recurrence, normal
 
 _SEEDS = (
     {"B": 2, "L": 7, "D": 5, "N": 3},
@@ -35,10 +35,7 @@ def recurrences() -> Iterator[Recurrence]:
 
 def _drawn(words: tuple[str, ...], sizes: Mapping[str, int], seed: int) -> tuple[Tensor, ...]:
     """x, dt, a, b and c of a seed."""
-    generator = torch.Generator().manual_seed(seed)
-    x, dt, a, b, c = (
-        torch.randn([sizes[axis] for axis in word], generator=generator, dtype=torch.float64) for word in words
-    )
+    x, dt, a, b, c = normal(words, sizes, seed)
     a = -0.2 - a.abs()
     if seed == 4:  # what is bounded from above is bounded here
         dt, a = torch.where(dt > 0, 29.0 + dt, dt), 0.01 * a

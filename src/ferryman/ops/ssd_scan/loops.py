@@ -8,20 +8,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ferryman.ops.recognition import Recurrence
+from ferryman.ops.recognition import Recurrence, normal, sizes_of_heads
 
-_SEEDS = (
-    {"B": 2, "L": 7, "H": 3, "P": 5, "N": 4},
-    {"B": 1, "L": 6, "H": 2, "P": 4, "N": 7},
-    {"B": 3, "L": 2, "H": 4, "P": 6, "N": 2},
-    {"B": 2, "L": 1, "H": 2, "P": 4, "N": 5},
-    {"B": 1, "L": 5, "H": 3, "P": 6, "N": 3},
-    {"B": 1, "L": 9, "H": 1, "P": 3, "N": 4},
-    {"B": 2, "L": 8, "H": 2, "P": 4, "N": 3},
-    {"B": 1, "L": 19, "H": 2, "P": 3, "N": 2},
-    {"B": 2, "L": 5, "H": 3, "P": 4, "N": 5},
-    {"B": 1, "L": 4, "H": 2, "P": 4, "N": 3},
-)
+_SIZES = sizes_of_heads("BLHPN")
 _FINITE = 9
 _SPAN = 256  # tokens whose exponents an implementation may sum
 _DEEP = 64.0  # such a sum's, which leaves float32 its digits
@@ -46,7 +35,7 @@ def recurrences() -> Iterator[Recurrence]:
                 "BLHP",
                 ("BHPN", "BHNP"),
                 draw,
-                _SEEDS,
+                _SIZES,
                 _FINITE,
                 steady=steady,
             )
@@ -54,10 +43,7 @@ def recurrences() -> Iterator[Recurrence]:
 
 def _drawn(words: tuple[str, ...], sizes: Mapping[str, int], seed: int) -> tuple[Tensor, ...]:
     """x, dt, a, b and c of a seed."""
-    generator = torch.Generator().manual_seed(seed)
-    x, dt, a, b, c = (
-        torch.randn([sizes[axis] for axis in word], generator=generator, dtype=torch.float64) for word in words
-    )
+    x, dt, a, b, c = normal(words, sizes, seed)
     dt, a = 0.2 * dt.abs(), -0.2 - a.abs()
     if seed == 4:
         b, c = 40.0 * b, 40.0 * c
