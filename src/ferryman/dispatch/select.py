@@ -130,7 +130,8 @@ def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool
     reasons = [] if absent else list(registry.probe(line.backend, profile.vendor))
     if view.flags["deterministic"] and not line.deterministic:
         reasons.append("not deterministic; required by torch.use_deterministic_algorithms")
-    return reasons + [str(clause.reason(view)) for clause in line.when if not clause.holds(view)]
+    unmet = (clause.reason(view) for clause in line.when if not clause.holds(view))
+    return reasons + [why for why in unmet if why is not None]  # another thread may have compiled what was missing
 
 
 @dataclass(frozen=True)
