@@ -11,11 +11,11 @@ import torch
 
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
-from ferryman.errors import UnknownName
+from ferryman.errors import ArgumentError, UnknownName
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.results import Cell, failed
 from ferryman.porting.running import timing
-from ferryman.porting.running.cells import dtypes_of, turns
+from ferryman.porting.running.cells import check_op, dtypes_of, turn_of, turns
 from ferryman.porting.running.runner import run
 from ferryman.porting.running.workers import Job, Workers
 
@@ -72,22 +72,48 @@ def test_thinning_runs_each_case_in_exactly_one_dtype() -> None:
         assert sum(turns(case, d, 3, full=False) for d in range(3)) == 1
         assert all(turns(case, d, 3, full=True) for d in range(3))
         for d in range(3):
-            assert sum(turns(case, d, 3, full=False, turn=turn) for turn in range(3)) == 1
+            for n in (3, 6, 9):
+                assert sum(turns(case, d, 3, full=False, turn=(k, n)) for k in range(n)) == 1
 
 
-def test_three_turns_are_all_cells_and_what_is_left_out_is_said() -> None:
+def test_all_turns_are_all_cells_and_what_is_left_out_is_said() -> None:
     """Torch's and the definition's as well as interpreted Triton's."""
     ran: Counter[tuple[str, str, str]] = Counter()
-    for turn in range(3):
-        document = run(["softmax"], ["torch", "triton", "definition"], "cpu", turn=turn)
+    for turn in range(6):
+        document = run(["softmax"], ["torch", "triton", "definition"], "cpu", turn=(turn, 6))
         mine = [c for c in document.cells if c.case != "all" and "of" not in c.case.split()]
         assert max(Counter((c.implementation, c.case) for c in mine).values()) == 1
         ran.update((c.implementation, c.case, c.dtype) for c in mine)
         left = {(c.implementation, c.reason) for c in document.cells if c not in mine}
-        assert ("torch", "left out: each case runs in one dtype, by --turn; without it in all") in left
+        assert ("torch", "left out: each case runs in one dtype at most, by --turn; without it in all") in left
     lines = {c[0] for c in ran}
     cases = len(cases_of(registry.primitive("softmax")))
     assert set(ran.values()) == {1} and len(ran) == 3 * cases * len(lines) and {"torch", "definition"} <= lines
+
+
+@pytest.mark.parametrize("text", ["4", "3/3", "-1/3", "1/0", "a/b", "1/3/3"])
+def test_a_turn_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match=r"--turn is .*; required: K/N"):
+        turn_of(text)
+
+
+def test_turns_that_would_leave_cells_out_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="turns is 4; required: a multiple of 3, as many as there are dtypes"):
+        run(["softmax"], ["torch"], "cpu", turn=(1, 4))
+
+
+@pytest.mark.parametrize("turn", [None, (0, 3), (1, 3), (4, 6), (5, 6)])
+def test_two_processes_share_a_turn_evenly(turn: tuple[int, int] | None) -> None:
+    op = registry.primitive("softmax")
+    lines, dtypes = [registry.implementation("softmax", "torch")], dtypes_of(None)
+    given = (op, lines, dtypes, "small", 0, torch.device("cpu"), detect("cpu"))
+    parts = [
+        {(c.case, c.dtype) for c in check_op(*given, thin=turn is not None, turn=turn, times=1, share=(k, 2))}
+        for k in range(2)
+    ]
+    together = {(c.case, c.dtype) for c in check_op(*given, thin=turn is not None, turn=turn, times=1)}
+    assert parts[0] | parts[1] == together and not parts[0] & parts[1]
+    assert abs(len(parts[0]) - len(parts[1])) <= 1
 
 
 def test_interpreted_triton_is_simulated_and_what_is_left_out_is_said() -> None:
@@ -110,7 +136,9 @@ PRELUDE = "import json, os, sys, time\njob = json.load(sys.stdin)\nsay = lambda 
 
 def worker(body: str, ops: list[str], **limits: float) -> list[tuple[str, str, str, str]]:
     command = [sys.executable, "-c", PRELUDE + body]
-    with Workers([Job.interpreted(ops, (torch.float32,), "small", 0, True)], command=command, **limits) as workers:
+    with Workers(
+        [Job.interpreted(ops, (torch.float32,), "small", 0, True, None)], command=command, **limits
+    ) as workers:
         cells = list(workers.remaining())
     return [(c.op, c.case, c.verdict, c.reason or "") for c in cells]
 
@@ -191,7 +219,7 @@ def test_a_worker_that_cannot_start_fails_its_ops_and_not_the_run() -> None:
 
 def test_leaving_early_stops_the_worker() -> None:
     command = [sys.executable, "-c", PRELUDE + 'say(start=["rope", "float32", "slow", "triton"])\ntime.sleep(60)']
-    with Workers([Job.interpreted(["rope"], (torch.float32,), "small", 0, True)], command=command) as workers:
+    with Workers([Job.interpreted(["rope"], (torch.float32,), "small", 0, True, None)], command=command) as workers:
         pass
     assert list(workers.remaining()) == []
 

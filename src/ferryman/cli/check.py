@@ -78,8 +78,8 @@ def check(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Interpreted Triton: each case in every dtype.")] = False,
     turn: Annotated[
-        int | None,
-        typer.Option(min=0, help="Each case in one dtype, in the next with the next turn: three are all cells."),
+        str | None,
+        typer.Option(metavar="K/N", help="The K-th (from 0) of N turns: a case has one dtype in each, at most."),
     ] = None,
     seed: Annotated[
         int | None,
@@ -195,7 +195,7 @@ def check(
                     full=full,
                     jobs=jobs or runner.default_jobs(where),
                     interpreted_jobs=jobs,
-                    turn=turn,
+                    turn=None if turn is None else cells.turn_of(turn),
                 )
         except runner.Interrupted as stopped:
             document, interrupted = stopped.document, True

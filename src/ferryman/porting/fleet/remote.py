@@ -68,7 +68,7 @@ def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
     tier = ask["tier"] or ("small" if place.type == "cpu" else "standard")
     seed = SEED if ask["seed"] is None else ask["seed"]
     whole_plan = Plan(ask["ops"], ask["backends"], chosen, tier, place, profile, ask["full"])
-    interpreted = Job.interpreted(whole_plan.interpreted, chosen, tier, seed, ask["full"])
+    interpreted = Job.interpreted(whole_plan.interpreted, chosen, tier, seed, ask["full"], None)
     lines = {
         "compiled": {op.name: [x.name for x in here] for op, here in whole_plan.local},
         "interpreted": interpreted.lines,

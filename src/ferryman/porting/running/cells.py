@@ -20,6 +20,7 @@ from ferryman.porting.judging.results import Cell, Verdict
 _SHORT = {"f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
 ALL = "all"  # the case of a cell that stands for every case
 Starting = Callable[[str, str, str, str], None]  # op, dtype, case, implementation
+Turn = tuple[int, int]  # (k, n): the k-th of n turns, n a multiple of the number of dtypes
 
 
 def dtypes_of(names: Iterable[str | torch.dtype] | None) -> tuple[torch.dtype, ...]:
@@ -51,10 +52,19 @@ def tier_cases(primitive: Primitive, tier: str) -> list[Case]:
     return [case for t in TIERS[: TIERS.index(tier) + 1] for case in cases_of(primitive, t)]
 
 
-def turns(case: int, dtype: int, dtypes: int, full: bool, turn: int = 0) -> bool:
-    """Whether a case runs in this dtype: all of them, or each case in one, in turn; with the next ``turn`` in the
-    next."""
-    return full or (case + turn) % dtypes == dtype
+def turn_of(text: str) -> Turn:
+    """A turn by its text, "4/6". Raises ArgumentError."""
+    k, slash, n = text.partition("/")
+    if not (slash and k.isdecimal() and n.isdecimal() and int(k) < int(n)):
+        raise ArgumentError("check", "--turn", text, "K/N, of integers from 0, with K below N")
+    return int(k), int(n)
+
+
+def turns(case: int, dtype: int, dtypes: int, full: bool, turn: Turn | None = None) -> bool:
+    """Whether a case runs in this dtype: in all of them, or each case in one, or, with ``turn``, each case or every
+    second, third, .. in one, so that n turns are all."""
+    k, n = turn or (0, dtypes)
+    return full or ((case + k) % dtypes == dtype and (case + k // dtypes) % (n // dtypes) == 0)
 
 
 def check_op(
@@ -67,7 +77,7 @@ def check_op(
     profile: Profile,
     *,
     thin: bool = False,
-    turn: int = 0,
+    turn: Turn | None = None,
     times: int = 3,
     skip: Collection[tuple[str, ...]] = (),
     simulate: Profile | None = None,
@@ -77,7 +87,7 @@ def check_op(
 ) -> Iterator[Cell]:
     """Every cell of one op, but those in ``skip``: (op, dtype, case, implementation).
 
-    thin: each case in one dtype, by its ``turn``. share: (k, n), of the cases and dtypes every n-th, from k.
+    thin: each case in one dtype at most, by the ``turn``. share: (k, n), of the cases and dtypes every n-th, from k.
     only: (op, dtype, case); None is all. ``starting`` hears of each cell before it runs.
     """
     cases = tier_cases(primitive, tier)
@@ -87,7 +97,12 @@ def check_op(
             if only is not None and key not in only:
                 continue
             wanted = [line for line in lines if (*key, line.name) not in skip]
-            if (thin and not turns(c, d, len(dtypes), False, turn)) or (c * len(dtypes) + d) % share[1] != share[0]:
+            place = c * len(dtypes) + d
+            if thin:
+                if not turns(c, d, len(dtypes), False, turn):
+                    continue
+                place = c // (turn[1] // len(dtypes)) if turn else c
+            if place % share[1] != share[0]:
                 continue
             yield from check_case(
                 primitive,

@@ -16,6 +16,7 @@ from ferryman.backends.precision import float32_precision
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.fingerprint.compare import verify
@@ -24,6 +25,7 @@ from ferryman.porting.judging.parity import SEED
 from ferryman.porting.judging.results import Cell, Results, Timing, environment, results
 from ferryman.porting.running import timing
 from ferryman.porting.running.cells import (
+    Turn,
     alone,
     check_op,
     dtypes_of,
@@ -42,7 +44,7 @@ JOB_BYTES = 8 << 30
 INTERPRETER_BYTES = 2 << 30
 INTERRUPTED = "the check was interrupted"
 THINNED = "left out: each case runs in one dtype when Triton is interpreted; --full runs it in all"
-IN_TURN = "left out: each case runs in one dtype, by --turn; without it in all"
+IN_TURN = "left out: each case runs in one dtype at most, by --turn; without it in all"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -77,7 +79,7 @@ class Plan:
         device: torch.device,
         profile: Profile,
         full: bool,
-        turn: int | None = None,
+        turn: Turn | None = None,
     ) -> None:
         names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
         wanted = None if backends is None else set(backends)
@@ -117,7 +119,7 @@ class Plan:
     ) -> None:
         """Expect the cells of an implementation. thinned: why each of its cases runs in one dtype only."""
         for i, dtype in enumerate(dtypes):
-            own = sum(turns(c, i, len(dtypes), thinned is None, self.turn or 0) for c in range(count))
+            own = sum(turns(c, i, len(dtypes), thinned is None, self.turn) for c in range(count))
             self.expected[op, line.name, dtype_name(dtype)] = own
             if thinned is not None and own < count:
                 self.skipped.append(not_run(op, line, device, dtype, thinned, f"{count - own} of {count} cases"))
@@ -147,7 +149,7 @@ def run(
     full: bool = False,
     jobs: int = 1,
     interpreted_jobs: int | None = None,
-    turn: int | None = None,
+    turn: Turn | None = None,
 ) -> Results:
     """Check every requested op x implementation on every case, in every dtype, on one device.
 
@@ -155,7 +157,8 @@ def run(
     "standard" (which includes small); None is "standard" on an accelerator. full: also every dtype of every interpreted
     case. jobs: processes that share the cells; 1 runs them here, but for those that are interpreted, which
     ``interpreted_jobs`` processes share (None: `interpreters`). Timings are measured here, alone, afterwards.
-    turn: each case in one dtype, in the next with the next turn; None: all, but what is interpreted without ``full``.
+    turn: (k, n), the k-th of n turns that are all cells together, a case in one dtype at most; n is a multiple of the
+    number of dtypes. None: all, but what is interpreted without ``full``.
     progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there, Interrupted
     instead of KeyboardInterrupt, ArgumentError as `require_lines`.
     """
@@ -164,6 +167,8 @@ def run(
     place = placed(device)
     chosen = dtypes_of(dtypes)
     tier = tier or ("small" if place.type == "cpu" else "standard")
+    if turn is not None and turn[1] % len(chosen):
+        raise ArgumentError("check", "turns", str(turn[1]), f"a multiple of {len(chosen)}, as many as there are dtypes")
     plan = Plan(ops, backends, chosen, tier, place, profile, full, turn)
     require_lines(ops, backends)
     cells = list(plan.skipped)
@@ -178,7 +183,7 @@ def run(
     timings: list[Timing] = []
     lost: str | None = None
     shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
-    asked = Job.interpreted(plan.interpreted, chosen, tier, seed, full, turn or 0)
+    asked = Job.interpreted(plan.interpreted, chosen, tier, seed, full, turn)
     count = interpreted_jobs or (jobs if jobs > 1 else interpreters())
     interpreted = [replace(asked, share=(k, count)) for k in range(count)]
     try:
@@ -187,9 +192,7 @@ def run(
                 if lost is not None:
                     cells += [not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
                     continue
-                for cell in check_op(
-                    op, lines, chosen, tier, seed, place, profile, thin=turn is not None, turn=turn or 0
-                ):
+                for cell in check_op(op, lines, chosen, tier, seed, place, profile, thin=turn is not None, turn=turn):
                     cells.append(cell)
                     announce(f"{cell.op} {cell.implementation}")
                 lost = device_lost(place)
@@ -257,6 +260,5 @@ def _shares(
     lines = {op.name: [line.name for line in here] for op, here in plan.local}
     tf32 = float32_precision() == "tf32"
     names = [dtype_name(d) for d in dtypes]
-    thin, turn = plan.turn is not None, plan.turn or 0
-    one = Job(lines, names, tier, seed, str(device), thin=thin, turn=turn, tf32=tf32)
+    one = Job(lines, names, tier, seed, str(device), thin=plan.turn is not None, turn=plan.turn, tf32=tf32)
     return [replace(one, share=(k, jobs)) for k in range(jobs)]

@@ -66,7 +66,7 @@ def main() -> int:
                     device,
                     known,
                     thin=job["thin"],
-                    turn=job["turn"],
+                    turn=job["turn"] and tuple(job["turn"]),
                     share=tuple(job["share"]),
                     skip=skip,
                     only=only,

@@ -28,7 +28,7 @@ import torch
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.fills import DTYPES, dtype_name
 from ferryman.porting.judging.results import Cell
-from ferryman.porting.running.cells import not_run
+from ferryman.porting.running.cells import Turn, not_run
 from ferryman.porting.running.process import parentage
 
 SILENCE_SECONDS = 120.0  # the slowest interpreted cell takes 4 s on one shared core
@@ -41,7 +41,7 @@ _Key = tuple[str, str, str, str]  # op, dtype, case, implementation
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker checks. ``lines``: implementations by op. ``thin``: each case in one dtype, by its ``turn``.
+    """What one worker checks. ``lines``: implementations by op. ``thin``: each case in one dtype, by the ``turn``.
     ``share``: (k, n), every n-th case and dtype from k."""
 
     lines: dict[str, list[str]]
@@ -51,7 +51,7 @@ class Job:
     device: str
     interpret: bool = False
     thin: bool = False
-    turn: int = 0
+    turn: Turn | None = None
     share: tuple[int, int] = (0, 1)
     tf32: bool = False
     simulated: str | None = None  # the profile of the device that is simulated
@@ -63,7 +63,7 @@ class Job:
 
     @classmethod
     def interpreted(
-        cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool, turn: int = 0
+        cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool, turn: Turn | None
     ) -> Job:
         lines = {op: [x.name for x in registry.asked(op, ("triton",))] for op in ops}
         return cls(lines, [dtype_name(d) for d in dtypes], tier, seed, "cpu", interpret=True, thin=not full, turn=turn)
