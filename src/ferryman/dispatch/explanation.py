@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select, state
+from ferryman.dispatch.order import in_order, order_of
 
 _SOURCES = {
     "request": "as requested",
@@ -113,6 +114,9 @@ def explain(
     else:
         profile = resolve(None)
     here = device is None or _is_here(profile)
+    order = order_of(known, bound)
+    if order is not None:  # what is called is the op of views
+        bound = in_order(known, bound, order)
     rows, decision = select.explain_rows(known, bound, profile, state.effective(), absent=not here, whole=whole)
     region = lockfile.region(known, bound)
     entry = lockfile.entries(known.name, profile).get(region)

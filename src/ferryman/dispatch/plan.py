@@ -22,6 +22,7 @@ from ferryman.backends.precision import float32_precision
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import declared, lockfile, registry, resolver, scalars, select, state, torch_library, traced
 from ferryman.dispatch.gradient import runner_under_autograd
+from ferryman.dispatch.order import in_order, order_of, turned
 from ferryman.dispatch.recipe import Plan, Recipe
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning, StrictModeError, Unsupported
 from ferryman.ops.menu import Implementation
@@ -165,7 +166,9 @@ class Op:
         profile = select.profile_for(device)
         grads = differentiate and torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
         whole = self.has_first and way != "first"
-        decision = select.select(op, args, profile, asked, differentiated=grads and not whole)
+        order = order_of(op, args)
+        given = args if order is None else in_order(op, args, order)
+        decision = select.select(op, given, profile, asked, differentiated=grads and not whole)
         if device.type == REPLAYED and redirect.current() is None:
             lockfile.tell_untuned(profile)
         line = decision.implementation
@@ -178,9 +181,12 @@ class Op:
             self.recipe.check_inputs(args)
         extra: Any = target
         leads = decision.source == select.AUTOGRAD
-        may = leads or (device.type == REPLAYED and not whole)
+        may = order is None and (leads or (device.type == REPLAYED and not whole))
         own = self._own(line, args, profile, asked, grads, leads) if may else None
-        if own is not None:
+        if order is not None:  # the call of views that are in order has a plan of its own
+            run = self.resolve if differentiate else self.undifferentiated
+            launch, extra = lambda *given: turned(run, op, given[:-1], order), None
+        elif own is not None:
             launch = own
         elif grads:
             back = asked
@@ -190,12 +196,13 @@ class Op:
                 back = state.narrowed(asked, self.recipe.backward.name, named)
             launch, extra = self.under_autograd, self.recipe.plan(launch, target, back)
         if asked.tracer is not None:
-            asked.tracer.record(op.name, line.name, decision.fallback, decision.source)
+            if order is None:
+                asked.tracer.record(op.name, line.name, decision.fallback, decision.source)
         else:
             plans, key = self.plans if differentiate else self.below, self._key(*args, grads)
             key = (*key, way) if way == "first" else key
             plan: _Plan = (launch, extra, line)
-            if own is None and line.replayable and device.type == REPLAYED and self.guarded:
+            if own is None and order is None and line.replayable and device.type == REPLAYED and self.guarded:
                 plan = (self.again, Young(plans, key, launch, extra, line, device), line)
             with _lock:
                 if generation == _generation:

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from ferryman.dispatch import declared, state
 from ferryman.dispatch.gradient import gradients, keep
+from ferryman.dispatch.order import order_of, turned
 from ferryman.dispatch.recipe import Plan, Recipe
 from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
@@ -44,7 +45,8 @@ def register(op: Primitive, kernel: Callable[..., Any], overload: Callable[..., 
 
     def fake(*args: Any) -> Any:
         op.check(*args)
-        return op.fresh(op.meta(*args))
+        order = order_of(op, args)
+        return op.fresh(op.meta(*args)) if order is None else turned(op.meta, op, args, order)
 
     known = declared.ops[op.name]
     known.autocast = _autocast(op, overload)

@@ -163,6 +163,7 @@ class Meaning:
     mutates: Mapping[str, str]
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
     added: Mapping[str, Any]
+    elementwise: tuple[str, ...]
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -260,6 +261,7 @@ def primitive(
     mutates: Mapping[str, str] = MappingProxyType({}),
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = MappingProxyType({}),
     added: tuple[str, ...] = (),
+    elementwise: tuple[str, ...] = (),
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Turn a definition into an op.
@@ -273,7 +275,9 @@ def primitive(
     dtypes: of the tensors that are not of the float dtype under test, those that they may have, the usual one first.
     added: the last parameters that came after the op did, whose defaults, None, a bool or a float, mean what it meant
     before. They stand in the schema with them, so that a saved program holds; a lockfile's region says nothing of a
-    default.
+    default. elementwise: of an op with one output that is element-wise, the tensors that have its shape. The output's
+    dimensions are in memory in the order of the first one's, as PyTorch's are; ``meta`` and kernels give a contiguous
+    one (`dispatch.order`).
     Parameters are annotated as Tensor, float, int, bool, str or torch.dtype, each ``| None`` where it is optional, or
     as list[Tensor], list[int] or list[float]. Results have shapes that follow from shapes and scalars. An op with a
     list of tensors names no backward.
@@ -313,6 +317,7 @@ def primitive(
             mutates=mutates,
             dtypes=dtypes,
             added=later,
+            elementwise=elementwise,
             gradient=gradient,
             limits=limits,
             namespace=namespace,

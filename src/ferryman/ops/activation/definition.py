@@ -105,13 +105,14 @@ def _silu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     ),
     gradient=Gradient(backward="silu_mul_backward", grads=("gate", "up")),
     lower="definition",
+    elementwise=("gate", "up"),
 )
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Gated SiLU (SwiGLU's elementwise part): ``gate * sigmoid(gate) * up``.
 
-    gate, up: same shape and dtype (float32, float16, bfloat16), any strides. Returns the same, contiguous. Arithmetic
-    is float32 with one rounding; an implementation may also round the activation. Raises ArgumentError.
-    Source: Shazeer, arXiv:2002.05202.
+    gate, up: same shape and dtype (float32, float16, bfloat16), any strides. Returns the same, its dimensions in memory
+    in the order of gate's. Arithmetic is float32 with one rounding; an implementation may also round the activation.
+    Raises ArgumentError. Source: Shazeer, arXiv:2002.05202.
     """
     return _silu(gate, up)
 
@@ -216,13 +217,14 @@ def _gelu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     ),
     gradient=Gradient(backward="gelu_mul_backward", grads=("gate", "up")),
     lower="definition",
+    elementwise=("gate", "up"),
 )
 def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
     """Gated GELU (GeGLU's elementwise part): ``gelu(gate) * up``.
 
     gate, up: same shape and dtype (float32, float16, bfloat16), any strides. approximate: "tanh" or "none" (erf), as
-    in torch. Returns the same, contiguous; float32 arithmetic, one rounding; an implementation may also round the
-    activation. Raises ArgumentError. Source: Hendrycks & Gimpel, arXiv:1606.08415.
+    in torch. Returns the same, its dimensions in memory in the order of gate's; float32 arithmetic, one rounding; an
+    implementation may also round the activation. Raises ArgumentError. Source: Hendrycks & Gimpel, arXiv:1606.08415.
     """
     return _gelu(gate, up, approximate)
 

@@ -132,6 +132,7 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[bounds.Te
     limits=Limits(bound=_bound, batch={"x": 1, "y": 1}, reduction=lambda *args: 1),
     gradient=Gradient(backward="bias_act_backward", grads=("x", "bias")),
     lower="definition",
+    elementwise=("x",),
 )
 def bias_act(x: Tensor, bias: Tensor | None = None, activation: str = "gelu", alpha: float | None = None) -> Tensor:
     """An activation of ``x + bias``, elementwise.
@@ -140,9 +141,9 @@ def bias_act(x: Tensor, bias: Tensor | None = None, activation: str = "gelu", al
     dtypes, or None. activation: "gelu" (by erf), "gelu_tanh", "quick_gelu" (``z * sigmoid(1.702 z)``), "silu", "relu",
     "relu2" (the square of relu), "leaky_relu", "elu", "tanh", "sigmoid" or "hardswish". alpha: the negative slope of
     leaky_relu (0.01 if None), the factor of elu (1 if None); finite, and None for the others. Returns x's shape and
-    dtype, contiguous. Arithmetic is float32 with one rounding; the sum with the bias is not rounded to x's dtype.
-    Raises ArgumentError. Source: the functionals of these names in torch.nn.functional; So et al., arXiv:2109.08668
-    (relu2).
+    dtype, its dimensions in memory in the order of x's where no bias lies along another last one, else contiguous.
+    Arithmetic is float32 with one rounding; the sum with the bias is not rounded to x's dtype. Raises ArgumentError.
+    Source: the functionals of these names in torch.nn.functional; So et al., arXiv:2109.08668 (relu2).
     """
     return _FORMULAS[activation](_sum(x, bias), slope(activation, alpha)).to(x.dtype)
 
