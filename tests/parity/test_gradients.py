@@ -21,7 +21,7 @@ FLOATS = ("storage", "float32", "bfloat16", "float16")
 FILLS_WITHOUT_DERIVATIVE = ("nonfinite", "infinite_logits")
 # autograd through logsumexp and where gives NaN for rows that see nothing; those are checked numerically instead
 EMPTY_ROWS = (
-    *("longer_queries", "bool_mask", "row_mask", "float_mask", "bias_whole", "softcap_mask", "no_keys"),
+    *("longer_queries", "bool_mask", "row_mask", "float_mask", "bias_whole", "bias_few", "softcap_mask", "no_keys"),
     *("sinks_blind", "sinks_no_keys", "range_causal", "range_window", "range_decode", "range_hostile"),
     *("range_mask_sinks", "all_options", "exact_range"),
 )
