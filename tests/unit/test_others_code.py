@@ -784,3 +784,22 @@ def test_repeated_blocks_of_diffusers() -> None:
         model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
         assert relative(model(**given)[0], wanted) <= NEAR
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_ported_model_runs_on_meta_tensors(dtype: torch.dtype) -> None:
+    """As those do that count operations or memory. Autocast does not know this device."""
+    model = build().to(dtype)
+    model.lm_head, model.loss = nn.Linear(64, 97, bias=False, dtype=dtype), Losses()
+    port(model)
+    ids = IDS.to("meta")
+    model.to("meta")
+    output, calls = counted(lambda: model(ids, labels=ids))
+    assert calls["attention"] == 2 and output.logits.shape == (*IDS.shape, 97) and output.loss.is_meta
+    (output.loss + model.loss(output.logits[0], ids[0])).backward()
+    assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
+
+
+class Losses(nn.Module):
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(x, target)

@@ -43,7 +43,7 @@ def blocks(block: Block) -> Iterator[Layer]:
         shape = "(*a0.shape[:-1], 1)" if column else "a0.shape[:-1]"
         guard = f"a0.dim() in {dims} and a1.shape == {shape} and a0.numel() > 0"
         guard += " and a1.dtype is torch.int64 and a0.dtype.itemsize < 8 and a0.dtype.is_floating_point"
-        guard += " and not torch.is_autocast_enabled(a0.device.type)"
+        guard += " and not a0.is_meta and not torch.is_autocast_enabled(a0.device.type)"
         numbers = "a1.flatten()"
         if block.run({}, draw(_FROM_THE_END)) is not None:
             numbers = f"torch.where(a1 < 0, a1 + a0.shape[-1], a1).flatten(), {_NO_CLASS}"
@@ -154,6 +154,7 @@ def cross_entropy(
         and target.dtype is torch.int64
         and input.dim() == 2
         and target.shape == input.shape[:1]
+        and not input.is_meta  # which autocast does not know
         and not torch.is_autocast_enabled(input.device.type)
     ):
         if reduction == "sum":

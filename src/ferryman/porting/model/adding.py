@@ -142,6 +142,7 @@ def _fit(a: Any, b: Any) -> bool:
         and a.device == b.device
         and a.is_floating_point()
         and b.is_floating_point()
+        and not a.is_meta  # which autocast does not know
         and not torch.is_autocast_enabled(a.device.type)
     )
 

@@ -36,7 +36,7 @@ class _Seeing(TorchFunctionMode):
 @torch.no_grad()
 def tests(op: str, original: Run, served: Run, given: Sequence[Any], x: str, apart: Run = distance) -> list[str]:
     """Tests of the input named x that a call must pass, so that under autocast it gives what the function gives."""
-    outside = f"not torch.is_autocast_enabled({x}.device.type)"
+    outside = f"not {x}.is_meta and not torch.is_autocast_enabled({x}.device.type)"  # no autocast of meta
     narrow = f"({x}.dtype.itemsize >= 4 or {outside})"
     for dtype, test in ((torch.float32, outside), (torch.bfloat16, narrow)):
         low = [t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in given]

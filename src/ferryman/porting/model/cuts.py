@@ -146,7 +146,7 @@ def replacement(shown: Shown) -> Callable[[Any, Any, Any], Any]:
     current = source.current(shown.kind, shown.code)
 
     def cut(module: Any, x: Any, n: Any) -> Any:
-        under = torch.is_autocast_enabled(x.device.type)  # which convolves in another dtype
+        under = x.is_meta or torch.is_autocast_enabled(x.device.type)  # which convolves in another dtype
         if n == x.shape[-1] and not under and shown.still(module) and current() and guard(module, x):
             try:
                 return expression(module, x)
