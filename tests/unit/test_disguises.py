@@ -100,6 +100,7 @@ def _ported(code: str, op: str, x: Tensor, name: str, folder: Path, request: pyt
     return op in {called for called, _ in trace.calls}
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("kind", RIGHT)
 def test_right_modules_in_disguise_are_ported(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     name = f"ferryman_disguise_{abs(hash(kind))}"
@@ -111,6 +112,7 @@ def test_right_modules_in_disguise_are_ported(kind: str, tmp_path: Path, request
     assert len(left) == LEFT.get(kind, 0), "\n".join(left)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("what", WRONG)
 def test_what_differs_in_little_is_not_ported(what: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     code, op, x = WRONG[what]

@@ -316,6 +316,7 @@ def _two(kind: type[nn.Module], training: bool) -> list[nn.Module]:
     return modules
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", ALIKE)
 def test_nothing_goes_past_what_has_effects(name: str, training: bool) -> None:

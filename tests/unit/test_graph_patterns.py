@@ -26,6 +26,7 @@ def _right(op: str, function: Any, args: Any, times: int = 1) -> None:
     assert far(output, function(*args)) < limit
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("name", written.RMS)
 def test_an_rms_norm_is_found(name: str, dtype: torch.dtype) -> None:
@@ -52,6 +53,7 @@ def _rope_args(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     return q, k, angle.cos().to(dtype), angle.sin().to(dtype)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("name", written.ROPE)
 def test_a_rotary_embedding_is_found(name: str, dtype: torch.dtype) -> None:
@@ -73,6 +75,7 @@ def _wrong(op: str, function: Any, args: Any) -> None:
         assert far(output, function(*args)) < 2.0**-16
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("name", written.LOOKALIKE_RMS)
 def test_what_is_no_rms_norm_stays(name: str, dtype: torch.dtype) -> None:
@@ -86,6 +89,7 @@ def test_what_is_no_layer_norm_stays(name: str, dtype: torch.dtype) -> None:
     _wrong("layer_norm", written.LOOKALIKE_LAYER[name], args)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("name", written.LOOKALIKE_GATED)
 def test_what_is_no_gated_activation_stays(name: str, dtype: torch.dtype) -> None:
@@ -94,6 +98,7 @@ def test_what_is_no_gated_activation_stays(name: str, dtype: torch.dtype) -> Non
     assert not {"silu_mul", "gelu_mul"} & set(at_output(report, gm)), placed(report)
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("name", written.LOOKALIKE_ROPE)
 def test_what_is_no_rotary_embedding_stays(name: str, dtype: torch.dtype) -> None:
