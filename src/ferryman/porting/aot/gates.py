@@ -13,13 +13,20 @@ waves over the SIMDs of a CU, so a block's are counted in fours on both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from ferryman.backends.artefacts import Gate
 from ferryman.device_profiles import Profile
 
 # No kernel of ours is near; beyond it, something was unrolled by accident (an instruction cache holds 64 to 128 KiB).
 CODE_LIMIT = 256 * 1024
-FORM = frozenset({"matrix", "wide_loads", "buffer_loads"})
+# gates of form, and what to do
+_CURES = {
+    "matrix": " (give tl.dot operands of 16 bits, in tiles of 16 x 16 and more)",
+    "wide_loads": " (leave specialization on for strides and sizes that masks read; give 8 elements of 16 bits a lane)",
+    "buffer_loads": " (address by a pointer and an int32 offset)",
+}
+FORM = frozenset(_CURES)
 _SIMDS = {64: 4, 32: 2}  # of an AMD compute unit, by its wave: CDNA, RDNA
 
 
@@ -47,11 +54,12 @@ def failures(gates: list[Gate]) -> str | None:
 
 def poor_form(gates: list[Gate]) -> str | None:
     """What is slow about the kernel, in the same words; None where nothing was found."""
-    return _words(gate for gate in gates if gate.name in FORM)
+    return _words((gate for gate in gates if gate.name in FORM), _CURES)
 
 
-def _words(gates: Iterable[Gate]) -> str | None:
-    return "; ".join(f"{g.name}: {g.actual}, required {g.required}" for g in gates if not g.passed) or None
+def _words(gates: Iterable[Gate], cures: Mapping[str, str] = MappingProxyType({})) -> str | None:
+    words = (f"{g.name}: {g.actual}, required {g.required}{cures.get(g.name, '')}" for g in gates if not g.passed)
+    return "; ".join(words) or None
 
 
 def _most(name: str, actual: int | None, limit: int | None, unit: str) -> Gate | None:
