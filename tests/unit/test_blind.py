@@ -31,6 +31,7 @@ from tests.unit import (
     disguises_blind_mixed,
     disguises_blind_ninth,
     disguises_blind_ninth_own,
+    disguises_blind_routers,
     disguises_blind_second,
     disguises_blind_second_heads,
     disguises_blind_third,
@@ -51,6 +52,7 @@ from tests.unit import (
     lookalikes_blind_more,
     lookalikes_blind_ninth,
     lookalikes_blind_ninth_own,
+    lookalikes_blind_routers,
     lookalikes_blind_second,
     lookalikes_blind_third,
     lookalikes_blind_third_layers,
@@ -84,6 +86,7 @@ RIGHT = {
     "eighth, of its mechanisms": disguises_blind_eighth_own.EIGHTH_OWN,
     "ninth": disguises_blind_ninth.NINTH,
     "ninth, of its mechanisms": disguises_blind_ninth_own.NINTH_OWN,
+    "routers": disguises_blind_routers.ROUTERS,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -103,6 +106,7 @@ ALIKE = {
     "eighth, of its mechanisms": lookalikes_blind_eighth_own.EIGHTH_OWN,
     "ninth": lookalikes_blind_ninth.NINTH,
     "ninth, of its mechanisms": lookalikes_blind_ninth_own.NINTH_OWN,
+    "routers": lookalikes_blind_routers.ROUTERS,
 }
 # what is left today, and why
 _SEPARATE = (
