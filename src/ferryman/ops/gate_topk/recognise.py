@@ -35,7 +35,8 @@ def blocks(block: Block) -> Iterator[Layer]:
         return
     bias = vectors[0] if vectors else None
     if not matrices:
-        yield from _of_logits(block, bias)
+        if len(block.tensors) == len(vectors) and all(2 <= block.tensors[n][0] <= _MOST for n in vectors):
+            yield from _of_logits(block, bias)
         return
     weight = matrices[0]
     experts, width = block.tensors[weight]
@@ -112,30 +113,33 @@ def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
         k, free = ids.shape[1], not bias and experts == _EXPERTS
         deep = _draw(experts, "softmax", 1)
         sides = block.run({experts: experts}, deep)
+        shape = None if sides is None or len(sides[0]) != len(kinds) else tuple(sides[0][kinds.index("i")].shape)
         known = {(*deep[0].shape[:-1], k): ("*a0.shape[:-1]", "a0"), (deep[0].shape[:-1].numel(), k): ("-1", "l")}
-        shape = None if sides is None else tuple(sides[0][kinds.index("i")].shape)
-        places, logits = known.get(shape or (), ("-1", "l"))
-        guard = f"a0.dim() {'>=' if shape in known else '=='} 2 and a0.dtype.is_floating_point and a0.dtype.itemsize < 8"
-        guard += f" and a0.dtype is self.{bias}.dtype" if bias else ""
-        for scoring, groups, renormalise, scale in _options(block, x, w, ids, outcome[1][bias] if bias else None):
+        forms = [(shape in known, *known.get(shape or (), ("-1", "l")))]
+        forms += [(False, "-1", "a0")] if shape in known else []  # of two sides, what it does to more says nothing
+        dtype = f"a0.dtype.is_floating_point and a0.dtype.itemsize < 8{f' and a0.dtype is self.{bias}.dtype' * bool(bias)}"
+        options = list(_options(block, x, w, ids, outcome[1][bias] if bias else None))
+        casts = ("w", "w.to(a0.dtype)")
+        for (wide, places, logits), single, option, cast in itertools.product(forms, (False, True), options, casts):
+            scoring, groups, renormalise, scale = option
             alone = free and groups == (1, 1)
-            options = f"{k}, {scoring!r}, {f'self.{bias}' if bias else None}, {groups[0]}, {groups[1]}"
-            tests = [guard, *_named(block, k, groups, scale), *([] if alone else [f"a0.shape[-1] == {experts}"])]
-            for single, cast in itertools.product((False, True), ("w", "w.to(a0.dtype)")):
-                parts = {"l": logits, "w": f"{cast}.reshape({places}, {k})", "i": f"i.reshape({places}, {k})"}
-                yield Layer(
-                    "gate_topk",
-                    f"(lambda l: (lambda w, i: {_written_as(outcome[0], [parts[n] for n in kinds])})"
-                    f"(*ops.gate_topk(l, {options}, {renormalise}, {scale!r})))(a0.reshape(-1, a0.shape[-1]))",
-                    {experts: experts},
-                    functools.partial(_draw, experts, scoring, deep=shape in known),
-                    _SEEDS,
-                    " and ".join(tests),
-                    chosen=operator.itemgetter(kinds.index("i")),
-                    level=_LEVEL if groups == (1, 1) else 1,  # of equal groups, either may be chosen
-                    across=k if alone else 0,
-                    single=single,
-                )
+            said = f"{k}, {scoring!r}, {f'self.{bias}' if bias else None}, {groups[0]}, {groups[1]}, {renormalise}"
+            tests = [f"a0.dim() {'>=' if wide else '=='} 2", dtype, *_named(block, k, groups, scale)]
+            tests += [] if alone else [f"a0.shape[-1] == {experts}"]
+            parts = {"l": logits, "w": f"{cast}.reshape({places}, {k})", "i": f"i.reshape({places}, {k})"}
+            yield Layer(
+                "gate_topk",
+                f"(lambda l: (lambda w, i: {_written_as(outcome[0], [parts[n] for n in kinds])})"
+                f"(*ops.gate_topk(l, {said}, {scale!r})))(a0.reshape(-1, a0.shape[-1]))",
+                {experts: experts},
+                functools.partial(_draw, experts, scoring, deep=wide),
+                _SEEDS,
+                " and ".join(tests),
+                chosen=operator.itemgetter(kinds.index("i")),
+                level=_LEVEL if groups == (1, 1) else 1,  # of equal groups, either may be chosen
+                across=k if alone else 0,
+                single=single,
+            )
         return
 
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 import ast
 import types
 from collections import Counter
+from typing import Any
 
 import torch
 
 from ferryman.porting.model import source
+from ferryman.porting.model.nodes import Node
 
 _MAKERS = {
     *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.clone),
     *(torch.empty, torch.zeros, torch.ones, torch.full),
 }
+# of what gives several tensors, each with memory of its own
+_ITEMS = {f.__name__ for f in (torch.topk, torch.sort)}
 _METHODS = {"new_empty", "new_zeros", "new_ones", "new_full", "clone"}
 
 
@@ -93,3 +97,16 @@ def parts_of(statement: ast.stmt) -> tuple[ast.Name, list[ast.expr]]:
 
 def _loads(statement: ast.stmt, name: str) -> int:
     return sum(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(statement))
+
+
+def own_item(scan: Any, node: Node) -> bool:
+    """Whether a local has one of several tensors that a choice gave anew, and nothing else has that."""
+    of = node.children[0] if node.children and isinstance(node.tree, ast.Subscript) else None
+    if of is None or of.label not in _ITEMS or of in scan.env.values():
+        return False
+    readers = [n for n in scan.known.values() if of in n.children or node in n.children]
+    plain = all(isinstance(n.tree, ast.Subscript) and isinstance(n.tree.slice, ast.Constant) for n in (node, *readers))
+    once = sum(n is node for n in scan.env.values()) == 1 and not any(node in n.children for n in readers)
+    if plain and once:  # an equal call gives others
+        scan.known = {key: n for key, n in scan.known.items() if n is not of}
+    return plain and once
