@@ -113,7 +113,7 @@ ALIKE = {
 _SEPARATE = (
     "each expert's weights are tensors of their own, and the op takes one of all: its linears and gates are served"
 )
-_TIES = "of equal logits, and where scores are saturated, PyTorch chooses other experts than the op"
+_FIRST = "the first of equal shares, as PyTorch documents it: where shares are rounded to one number the op's may be another"
 _ALL = "0 times what is not finite"
 _UNSTEADY = (
     "keys so long that no state stays bounded: its op takes a chunk of tokens at once, and such a call is the loop's"
@@ -124,12 +124,10 @@ LEFT = {
     **dict.fromkeys(("LoopIndexAdd", "LoopPlain", "Sorted", "WithShared"), _SEPARATE),
     **dict.fromkeys(("DenseOneHot", "DenseScatter", "EveryExpert"), _ALL),
     "GatherWeights": "two matrices for gate and up, which no copy joins: a gated product of theirs is served",
-    **dict.fromkeys(("Router", "TopFirst"), f"a router without weights: {_TIES}"),
     "Delta": _UNSTEADY,
     "DeltaLayer": "a state that a value beside makes, of which it reads no number",
     "TimeFirst": "a batch of heads beside a mask of sequences: its softmax is served",
     **dict.fromkeys(("Mixes", "Stepped"), "a convolution by shifts along rows, whose weights are computed"),
-    "SoftThenTop": f"a router whose weights are a child's: {_TIES}",
     "MaskedNll": "0 times what is not finite, in rows that do not count",
     "Equalised": "a weight of one tensor that is changed: nearly a layer of that tensor",
     "TanhGateByHand": "a product in place with what a method of its own gave",
@@ -139,13 +137,16 @@ LEFT = {
     **dict.fromkeys(
         ("SortedRows", "SlotBySlot"), "a router and its experts in one, of which a gated product is served"
     ),
-    "BiasedChoice": f"a router whose weights are a child's: {_TIES}",
     "NinePaddedCausal": "what is hidden, in two: its softmax is served",
     "NineSmooth": "how much is smoothed is an argument that has a default",
+    **dict.fromkeys(("RoutSwitch", "RoutGshard"), _FIRST),
+    "LossSmoothed": "how much is smoothed is an argument that has a default",
 }
 # the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
 # look-alikes was wrong. Of the four, NinePatches was said to be a layer norm where a sum and its norm are one op. An
-# image norm was served, and judged by a bias gradient of terms that cancel: it has fewer places now
+# image norm was served, and judged by a bias gradient of terms that cancel: it has fewer places now. The set of routers
+# at first: 2 of 12 right modules were served, and none of 14 look-alikes was wrong; one that asks for its experts in no
+# order was served in the op's, which the judge did not allow then. Three are left, and none is wrong
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}
 
 
@@ -300,4 +301,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 407 and len(alike) == 376 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 419 and len(alike) == 390 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

@@ -132,7 +132,8 @@ def _role_of(
             layer = replace(layer, guard=" and ".join(tests))
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
             try:
-                return role.on(module) if isinstance(role, Role) else role
+                known = "; ".join(sorted(runs.remarks))
+                return replace(role.on(module), remark=known) if isinstance(role, Role) else role
             except Unproven as error:
                 return Refusal(str(error))
         if proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
@@ -192,7 +193,7 @@ def _sides(runs: Runs, training: bool, count: int, of: Any = None) -> tuple[Any,
     original = functools.partial(runs, training, count)
     if layer.chosen is None:
         return original, candidate
-    return ties.choosing(original, candidate, layer.chosen, bool(layer.level)), candidate
+    return ties.choosing(original, candidate, layer.chosen, bool(layer.level), runs.remarks.add), candidate
 
 
 def _candidate(runs: Runs, count: int, of: Any) -> Any:

@@ -239,7 +239,8 @@ class Proving:
         for parameter, name in zip(role.parameters, role.inputs, strict=False):
             guards = tuple(re.sub(rf"\b{parameter}\b", name, text) for text in guards)
         tests = (*self.same(module, own), *role.tests, *guards)
-        return self.part_of(role.op, plain, own, names, [(tests, role.expression)], role.gradient, module, role.reads)
+        part = self.part_of(role.op, plain, own, names, [(tests, role.expression)], role.gradient, module, role.reads)
+        return None if part is None else replace(part, remark=role.remark)
 
     def part_of(
         self,

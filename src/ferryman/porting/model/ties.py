@@ -21,18 +21,20 @@ _OPEN = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argsort, Tensor
 _NAMES = {torch.topk.__name__, torch.sort.__name__, torch.argsort.__name__}
 CHOOSES = {*_NAMES, torch.argmax.__name__}  # names of functions, one of which code that chooses calls
 Run = Callable[..., Any]
+REMARK = "of elements that are equal it may choose another one, as PyTorch does from device to device"
 
 
 class Choosing(TorchFunctionMode):
     """In it, a call that leaves its choice open chooses ``ids``, (T, k), in each row in which it may.
 
     It may where the elements there are, rank by rank, equal to those that it chose itself, in the dtype that they have;
-    in any order where it was asked for none. NaN counts as equal to NaN. ids of a row are distinct.
+    in any order where it was asked for none. NaN counts as equal to NaN. ids of a row are distinct. ``asked``: whether
+    there was such a call.
     """
 
     def __init__(self, ids: Tensor) -> None:
         super().__init__()
-        self.ids = ids
+        self.ids, self.asked = ids, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -43,6 +45,7 @@ class Choosing(TorchFunctionMode):
         dim = named.get("dim", args[1 + top] if len(args) > 1 + top else -1)
         if not isinstance(x, Tensor) or not x.dim() or dim not in (-1, x.dim() - 1):
             return outcome
+        self.asked = True
         own = outcome if isinstance(outcome, Tensor) else outcome.indices
         ordered = not top or named.get("sorted", args[4] if len(args) > 4 else True)
         chosen = self._chosen(x, own, bool(ordered))
@@ -75,15 +78,20 @@ class Choosing(TorchFunctionMode):
         return torch.where(known & apart & same, wanted, own)
 
 
-def choosing(original: Run, candidate: Run, chosen: Callable[[Any], Tensor], strict: bool) -> Run:
+def choosing(
+    original: Run, candidate: Run, chosen: Callable[[Any], Tensor], strict: bool, heard: Callable[[str], Any]
+) -> Run:
     """The original with what the candidate chose, where it may choose so. chosen: what of a result that is. strict: it
-    must be able to in each row, or raises Disagreement."""
+    must be able to in each row, or raises Disagreement. heard: is told `REMARK` where it leaves a choice open."""
 
     def call(*given: Any) -> Any:
         with torch.no_grad():
             ids = chosen(candidate(*(x.detach() if isinstance(x, Tensor) else x for x in given)))
-        with Choosing(ids):
+        mode = Choosing(ids)
+        with mode:
             result = original(*given)
+        if mode.asked:
+            heard(REMARK)
         if strict and not torch.equal(chosen(result), ids):
             exact = next(x.dtype for x in given[::-1] if x.is_floating_point()) == torch.float64
             raise Disagreement("it chooses others where scores differ", 1.0 if exact else 0.0)
