@@ -28,7 +28,8 @@ def seen() -> Iterator[list[Tensor]]:
         @functools.wraps(face)
         def call(*args: Any, **kwargs: Any) -> Any:
             result = face(*args, **kwargs)
-            given.extend(t for t in tree_leaves(result) if isinstance(t, Tensor) and t.dtype in (torch.int64, torch.int32))
+            tensors = (t for t in tree_leaves(result) if isinstance(t, Tensor))
+            given.extend(t for t in tensors if t.dtype in (torch.int64, torch.int32))
             return result
 
         return call

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Routers and losses of language models, written without a look at the porting code."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Look-alikes of routers and losses, each with one fault, written without a look at the porting code."""
 
 from __future__ import annotations

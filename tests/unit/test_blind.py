@@ -113,7 +113,7 @@ ALIKE = {
 _SEPARATE = (
     "each expert's weights are tensors of their own, and the op takes one of all: its linears and gates are served"
 )
-_FIRST = "the first of equal shares, as PyTorch documents it: where shares are rounded to one number the op's may be another"
+_FIRST = "the first of equal shares, as PyTorch documents it: of distinct logits, too, whose shares round to one number"
 _ALL = "0 times what is not finite"
 _UNSTEADY = (
     "keys so long that no state stays bounded: its op takes a chunk of tokens at once, and such a call is the loop's"

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Choices among equals: which ones a call may make, what is proven with them, and what keeps its documented order."""
 
 from __future__ import annotations

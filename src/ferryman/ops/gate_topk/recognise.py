@@ -117,7 +117,8 @@ def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
         known = {(*deep[0].shape[:-1], k): ("*a0.shape[:-1]", "a0"), (deep[0].shape[:-1].numel(), k): ("-1", "l")}
         forms = [(shape in known, *known.get(shape or (), ("-1", "l")))]
         forms += [(False, "-1", "a0")] if shape in known else []  # of two sides, what it does to more says nothing
-        dtype = f"a0.dtype.is_floating_point and a0.dtype.itemsize < 8{f' and a0.dtype is self.{bias}.dtype' * bool(bias)}"
+        dtype = "a0.dtype.is_floating_point and a0.dtype.itemsize < 8"
+        dtype += f" and a0.dtype is self.{bias}.dtype" if bias else ""
         options = list(_options(block, x, w, ids, outcome[1][bias] if bias else None))
         casts = ("w", "w.to(a0.dtype)")
         for (wide, places, logits), single, option, cast in itertools.product(forms, (False, True), options, casts):
@@ -152,7 +153,7 @@ def _named(block: Block, k: int, groups: tuple[int, int], scale: float) -> list[
 
 def _kinds(result: Any, experts: int) -> tuple[str, ...] | None:
     """What each part of a router's result is: logits, weights, ids; None where it is none."""
-    known = type(result) in (tuple, list) or type(result).__module__ == torch.return_types.__name__
+    known = type(result) in (tuple, list) or type(result) in vars(torch.return_types).values()
     if not known or not all(isinstance(t, Tensor) and t.dim() == 2 for t in result):
         return None
     kinds = tuple(

@@ -38,6 +38,7 @@ _ANEW = {
     *(f.__name__ for f in (torch.masked_fill, torch.softmax, torch.nn.functional.linear)),
 }
 
+
 @dataclass
 class Scan:
     """Reads the blocks of one function. ``module``: an instance of the class whose method it is, or None."""
@@ -124,10 +125,8 @@ class Scan:
     def _own_result(self, target: ast.expr) -> bool:
         """Whether a local has what an operation gave it anew, and nothing else does."""
         node = self.env.get(target.id) if isinstance(target, ast.Name) else None
-        if node is not None and filling.own_item(self, node):
-            return True
         if node is None or node.kind != "op" or node.label not in _ANEW or node.write is not None:
-            return False
+            return node is not None and filling.own_item(self, node)
         if node.label == "einsum" and len(node.children) < 3:  # of one tensor it may be a view of that
             return False
         named = sum(other is node for other in self.env.values())

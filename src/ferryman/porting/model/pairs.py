@@ -1,7 +1,7 @@
 """Two values as one part: what a choice among elements gives, which ones and what follows of their numbers.
 
-Code keeps them in locals of their own. Where both are known, a statement ``w, i = (w, i)`` is put, and the pair in it is
-what a part may give; where there is none, the statement goes again.
+Code keeps them in locals. Where both are known, a statement ``w, i = (w, i)`` is put, and the pair in it is what a part
+may give; where there is none, the statement goes again.
 """
 
 from __future__ import annotations

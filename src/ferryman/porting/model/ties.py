@@ -41,7 +41,7 @@ class Choosing(TorchFunctionMode):
         outcome = func(*args, **named)
         if func not in _OPEN or named.get("stable") or named.get("out") is not None:
             return outcome
-        x, top = named.get("input", args[0] if args else None), func.__name__ == torch.topk.__name__
+        x, top = named.get("input", args[0] if args else None), func in (torch.topk, Tensor.topk)
         dim = named.get("dim", args[1 + top] if len(args) > 1 + top else -1)
         if not isinstance(x, Tensor) or not x.dim() or dim not in (-1, x.dim() - 1):
             return outcome
@@ -117,15 +117,13 @@ def level(
                         wanted = flat(original(*low))
                 else:
                     wanted = flat(original(*low))
-                if any(not w.is_floating_point() and not torch.equal(f, w) for f, w in zip(actual, wanted, strict=True)):
+                pairs = list(zip(actual, wanted, strict=True))
+                if any(not w.is_floating_point() and not torch.equal(f, w) for f, w in pairs):
                     return f"it chooses others in {dtype}"
-                distance("result", [*_same_dtype(actual)], [*_same_dtype(wanted)], room)
+                floats = [(f.double(), w.double()) for f, w in pairs if w.is_floating_point()]
+                distance("result", [f for f, _ in floats], [w for _, w in floats], room)
             except Disagreement as error:
                 return str(error)
             except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
                 return f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
     return ""
-
-
-def _same_dtype(results: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [r.double() for r in results if r.is_floating_point()]
