@@ -21,6 +21,7 @@ from ferryman.porting.model import child_calls, effects, filling, loops, recurre
 from ferryman.porting.model.child_calls import given_by, is_own, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
+from ferryman.porting.model.statements import default_of
 from ferryman.porting.model.trace import bound, trusted
 from ferryman.porting.model.trees import children, swap
 
@@ -214,7 +215,7 @@ class Scan:
                 self.occurring.append((self.env[e.id], e))
             return self.env[e.id]
         if e.id in self.locals or e.id in self.function.__code__.co_freevars:
-            self.env[e.id] = Node("leaf", e)
+            self.env[e.id] = Node("leaf", e, value=default_of(self.function, self.tree, e.id))
             return self.env[e.id]
         return Node("constant", e)
 

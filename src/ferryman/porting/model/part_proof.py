@@ -107,9 +107,8 @@ class Proving:
                 numbers = len(leaves) - len(values)
                 names = (*part.names, *(f"ferryman_n{i}" for i in range(numbers)))
                 placed = {f"ferryman_a{i}": name for i, name in enumerate(part.names)}
-                asked = tuple(
-                    f"{self._of_leaves(node, leaves, names)} == {named(text, placed)}" for node, text in reading.items()
-                )
+                said = [(n, self._of_leaves(n, leaves, names), named(text, placed)) for n, text in reading.items()]
+                asked = tuple(f"ferryman_same({a}, {b})" if n.kind == "leaf" else f"{a} == {b}" for n, a, b in said)
                 forms = tuple(((*asked, *tests), expression) for tests, expression in part.forms)
                 self.tried[key] = replace(part, values=len(leaves), names=names, forms=forms, numbers=numbers)
                 break
