@@ -130,7 +130,6 @@ LEFT = {
     **dict.fromkeys(("Mixes", "Stepped"), "a convolution by shifts along rows, whose weights are computed"),
     "MaskedNll": "0 times what is not finite, in rows that do not count",
     "Equalised": "a weight of one tensor that is changed: nearly a layer of that tensor",
-    "TanhGateByHand": "a product in place with what a method of its own gave",
     "Mscaled": "tables whose halves are read apart, and only their numbers say that they are the same",
     "Slopes": "a bias and what is hidden, in two: its softmax is served",
     "HeadList": "children that are an argument: its softmax is served",
@@ -138,9 +137,8 @@ LEFT = {
         ("SortedRows", "SlotBySlot"), "a router and its experts in one, of which a gated product is served"
     ),
     "NinePaddedCausal": "what is hidden, in two: its softmax is served",
-    "NineSmooth": "how much is smoothed is an argument that has a default",
     **dict.fromkeys(("RoutSwitch", "RoutGshard"), _FIRST),
-    "LossSmoothed": "how much is smoothed is an argument that has a default",
+    "LossSmoothed": "its code names how many classes there are",
 }
 # the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
 # look-alikes was wrong. Of the four, NinePatches was said to be a layer norm where a sum and its norm are one op. An

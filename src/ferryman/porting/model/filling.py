@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import types
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,14 @@ _MAKERS = {
     *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.clone),
     *(torch.empty, torch.zeros, torch.ones, torch.full),
 }
+# labels of what gives memory of its own
+ANEW = {
+    *("MatMult", "Mult", "Div", "Add", "Sub"),
+    *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm)),
+    *(f.__name__ for f in (torch.masked_fill, torch.softmax, torch.nn.functional.linear)),
+}
+_OPERATORS = ast.MatMult | ast.Mult | ast.Div | ast.Add | ast.Sub
+_IN_PLACE = {"mul_": "Mult", "div_": "Div", "add_": "Add", "sub_": "Sub"}  # and what they give
 # of what gives several tensors, each with memory of its own
 _ITEMS = {f.__name__ for f in (torch.topk, torch.sort)}
 _METHODS = {"new_empty", "new_zeros", "new_ones", "new_full", "clone"}
@@ -110,3 +119,31 @@ def own_item(scan: Any, node: Node) -> bool:
     if plain and once:  # an equal call gives others
         scan.known = {key: n for key, n in scan.known.items() if n is not of}
     return plain and once
+
+
+def on_fresh(scan: Any, e: ast.AST) -> bool:
+    """Whether a call writes over what an operation has just given it anew, such as ``(a * b).mul_(c)``: nothing else has
+    that. A method of the module's whose every result is an operation's gives memory of its own, too."""
+    func = e.func if isinstance(e, ast.Call) and len(e.args) == 1 and not e.keywords else None
+    if not isinstance(func, ast.Attribute) or func.attr not in _IN_PLACE:
+        return False
+    made = func.value
+    if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Attribute):
+        return isinstance(made, ast.BinOp) and isinstance(made.op, _OPERATORS)
+    mine = isinstance(made.func.value, ast.Name) and made.func.value.id == scan.self_name
+    method = scan.methods.get(made.func.attr) if mine and made.func.attr not in scan.locals else None
+    inner = None if method is None else source.innermost(method)
+    tree = source.parsed(inner) if isinstance(inner, types.FunctionType) and inner is method else None
+    nodes = [*ast.walk(tree)] if tree is not None and made.func.attr not in vars(scan.module or object()) else []
+    results = [n.value for n in nodes if isinstance(n, ast.Return)]
+    plain = not any(isinstance(n, ast.FunctionDef | ast.Lambda | ast.Yield) for n in nodes[1:])
+    return bool(results) and plain and all(isinstance(r, ast.BinOp) and isinstance(r.op, _OPERATORS) for r in results)
+
+
+def written(scan: Any, e: ast.Call) -> Node:
+    """Such a call: another value, of one that no equal expression shares."""
+    assert isinstance(e.func, ast.Attribute)
+    made, other = scan.node(e.func.value), scan.node(e.args[0])
+    parts = [(e.func.value, replace(made)), (e.args[0], other)]
+    node: Node = scan._op(e, parts, _IN_PLACE[e.func.attr], alone=True)
+    return node
