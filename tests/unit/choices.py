@@ -88,6 +88,11 @@ def _put(row: Tensor, own: Tensor, wanted: Tensor, loose: bool) -> None:
         own.copy_(torch.tensor(names))
 
 
+def like(module: Any, choices: list[Tensor]) -> Any:
+    """The module with choices that were seen, wherever it may make them."""
+    return Like(module, choices) if choices else module
+
+
 class Like:
     """A module with choices that were seen, where it may make them."""
 
@@ -95,8 +100,6 @@ class Like:
         self.module, self.choices = module, choices
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        if not self.choices:
-            return self.module(*given, **named)
         with Chosen(self.choices):
             return self.module(*given, **named)
 

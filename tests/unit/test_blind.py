@@ -182,11 +182,11 @@ def _right(code: str, names: set[str], folder: Path) -> list[str]:
             ferryman.port(model)
         with ferryman.trace() as trace, choices.seen() as chosen, torch.no_grad():
             actual = model(x.clone())
-        assert_as_right(actual, choices.Like(before, chosen), x)
+        assert_as_right(actual, choices.like(before, chosen), x)
         if any(leaf.is_floating_point() for leaf in tree_leaves(before(x))):
             with choices.seen() as chosen:  # what needs gradients may be served by other ops
                 model(x.clone())
-            assert_gradients_as_right(model, choices.Like(before, chosen), x)
+            assert_gradients_as_right(model, choices.like(before, chosen), x)
         left += [] if op in {called for called, _ in trace.calls} else [name]
     return left
 
@@ -270,7 +270,7 @@ def _wrong(code: str, names: set[str], folder: Path) -> list[str]:
                 except Exception as error:  # noqa: BLE001 - where the twin raises as well, it may be any
                     failed = error
             try:
-                wanted = _passed(choices.Like(twin.to(dtype)[0], chosen), given, dtype, training)
+                wanted = _passed(choices.like(twin.to(dtype)[0], chosen), given, dtype, training)
             except (RuntimeError, ValueError, IndexError):
                 continue
             if failed is not None:

@@ -135,7 +135,7 @@ def test_a_router_of_logits_is_served_and_says_whether_it_leaves_a_choice_open(w
         with choices.seen() as chosen, ferryman.trace() as trace:
             actual = model(x)
         assert trace.calls
-        for a, w in zip(actual, choices.Like(twin, chosen)(x), strict=True):
+        for a, w in zip(actual, choices.like(twin, chosen)(x), strict=True):
             torch.testing.assert_close(a, w, rtol=1e-5, atol=1e-6, equal_nan=True)
             assert a.is_floating_point() or torch.equal(a, w)
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Products in place with what an operation, or a method of the module's, has just given; and losses with a default."""
 
 from __future__ import annotations

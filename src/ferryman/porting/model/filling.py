@@ -122,8 +122,8 @@ def own_item(scan: Any, node: Node) -> bool:
 
 
 def on_fresh(scan: Any, e: ast.AST) -> bool:
-    """Whether a call writes over what an operation has just given it anew, such as ``(a * b).mul_(c)``: nothing else has
-    that. A method of the module's whose every result is an operation's gives memory of its own, too."""
+    """Whether a call writes over what an operation has just given it anew, such as ``(a * b).mul_(c)``: nothing else
+    has that. A method of the module's whose every result is an operation's gives memory of its own, too."""
     func = e.func if isinstance(e, ast.Call) and len(e.args) == 1 and not e.keywords else None
     if not isinstance(func, ast.Attribute) or func.attr not in _IN_PLACE:
         return False

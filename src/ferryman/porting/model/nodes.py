@@ -14,7 +14,8 @@ from torch import Tensor
 @dataclass(eq=False)
 class Node:
     """``kind``: "op" over ``children``; "leaf", of which nothing is known; "self", what ``path`` gives of the module,
-    with ``value`` now; "constant". Of an argument with a fraction as its default, ``value`` is that. ``label``: the functions that it applies itself."""
+    with ``value`` now; "constant". Of an argument with a fraction as its default, ``value`` is that. ``label``: the
+    functions that it applies itself."""
 
     kind: str
     tree: ast.expr
@@ -74,7 +75,7 @@ class Node:
         return self.kind == "op" and self.write is None and tensors and all(n.kind != "leaf" for n in below)
 
     def fact(self) -> bool:
-        """Whether it says what a tensor is like: such a number, a dtype or a device; or is an argument that has a default."""
+        """Whether it says what a tensor is like: such a number, a dtype or a device; or is an argument with a default."""
         if self.kind == "leaf" and type(self.value) is float:
             return True
         named = isinstance(self.tree, ast.Attribute) and self.tree.attr in ("dtype", "device")
