@@ -75,7 +75,7 @@ class Node:
         return self.kind == "op" and self.write is None and tensors and all(n.kind != "leaf" for n in below)
 
     def fact(self) -> bool:
-        """Whether it says what a tensor is like: such a number, a dtype or a device; or is an argument with a default."""
+        """Whether it says what a tensor is like: such a number, a dtype, a device; or is an argument with a default."""
         if self.kind == "leaf" and type(self.value) is float:
             return True
         named = isinstance(self.tree, ast.Attribute) and self.tree.attr in ("dtype", "device")
