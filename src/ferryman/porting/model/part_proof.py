@@ -81,6 +81,11 @@ class Proving:
         """A part with facts of other tensors, such as sizes: it is proven with its own values' in their place, and asks
         whether they are the same."""
         values = tuple(n for n in leaves if not n.fact())
+        # another value of an argument leaves all of a part to the code: what is served without it would be lost
+        if any(n.kind == "leaf" and n.fact() for n in leaves) and not part_losses.is_loss(
+            root.inside(frozenset(leaves))
+        ):
+            return None
         twice = products(root.inside(frozenset(leaves))) == 2
         places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
         plain, _ = self.function_of(root, leaves, False)
@@ -162,8 +167,7 @@ class Proving:
         ):
             return part
         labels = {n.label for n in inside}
-        of_losses = bool(labels & part_losses.LOSSES) and labels <= part_losses.OF_LOSSES
-        if count == 2 and of_losses and part_losses.only_numbers(own) and part_losses.unasked(tree):
+        if count == 2 and part_losses.is_loss(inside) and part_losses.only_numbers(own) and part_losses.unasked(tree):
             for order in ((0, 1), (1, 0)):
                 module = self.module_of(tree, own, order)
                 if module is not None:
