@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 import ferryman
 from ferryman.errors import PortError
 from tests.unit import (
+    choices,
     disguises_blind,
     disguises_blind_batches,
     disguises_blind_eighth,
@@ -31,6 +32,7 @@ from tests.unit import (
     disguises_blind_mixed,
     disguises_blind_ninth,
     disguises_blind_ninth_own,
+    disguises_blind_routers,
     disguises_blind_second,
     disguises_blind_second_heads,
     disguises_blind_third,
@@ -51,6 +53,7 @@ from tests.unit import (
     lookalikes_blind_more,
     lookalikes_blind_ninth,
     lookalikes_blind_ninth_own,
+    lookalikes_blind_routers,
     lookalikes_blind_second,
     lookalikes_blind_third,
     lookalikes_blind_third_layers,
@@ -84,6 +87,7 @@ RIGHT = {
     "eighth, of its mechanisms": disguises_blind_eighth_own.EIGHTH_OWN,
     "ninth": disguises_blind_ninth.NINTH,
     "ninth, of its mechanisms": disguises_blind_ninth_own.NINTH_OWN,
+    "routers": disguises_blind_routers.ROUTERS,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -103,12 +107,13 @@ ALIKE = {
     "eighth, of its mechanisms": lookalikes_blind_eighth_own.EIGHTH_OWN,
     "ninth": lookalikes_blind_ninth.NINTH,
     "ninth, of its mechanisms": lookalikes_blind_ninth_own.NINTH_OWN,
+    "routers": lookalikes_blind_routers.ROUTERS,
 }
 # what is left today, and why
 _SEPARATE = (
     "each expert's weights are tensors of their own, and the op takes one of all: its linears and gates are served"
 )
-_TIES = "of equal logits, and where scores are saturated, PyTorch chooses other experts than the op"
+_FIRST = "the first of equal shares, as PyTorch documents it: of distinct logits, too, whose shares round to one number"
 _ALL = "0 times what is not finite"
 _UNSTEADY = (
     "keys so long that no state stays bounded: its op takes a chunk of tokens at once, and such a call is the loop's"
@@ -119,28 +124,27 @@ LEFT = {
     **dict.fromkeys(("LoopIndexAdd", "LoopPlain", "Sorted", "WithShared"), _SEPARATE),
     **dict.fromkeys(("DenseOneHot", "DenseScatter", "EveryExpert"), _ALL),
     "GatherWeights": "two matrices for gate and up, which no copy joins: a gated product of theirs is served",
-    **dict.fromkeys(("Router", "TopFirst"), f"a router without weights: {_TIES}"),
     "Delta": _UNSTEADY,
     "DeltaLayer": "a state that a value beside makes, of which it reads no number",
     "TimeFirst": "a batch of heads beside a mask of sequences: its softmax is served",
     **dict.fromkeys(("Mixes", "Stepped"), "a convolution by shifts along rows, whose weights are computed"),
-    "SoftThenTop": f"a router whose weights are a child's: {_TIES}",
     "MaskedNll": "0 times what is not finite, in rows that do not count",
     "Equalised": "a weight of one tensor that is changed: nearly a layer of that tensor",
-    "TanhGateByHand": "a product in place with what a method of its own gave",
     "Mscaled": "tables whose halves are read apart, and only their numbers say that they are the same",
     "Slopes": "a bias and what is hidden, in two: its softmax is served",
     "HeadList": "children that are an argument: its softmax is served",
     **dict.fromkeys(
         ("SortedRows", "SlotBySlot"), "a router and its experts in one, of which a gated product is served"
     ),
-    "BiasedChoice": f"a router whose weights are a child's: {_TIES}",
     "NinePaddedCausal": "what is hidden, in two: its softmax is served",
-    "NineSmooth": "how much is smoothed is an argument that has a default",
+    **dict.fromkeys(("RoutSwitch", "RoutGshard"), _FIRST),
+    "LossSmoothed": "its code names how many classes there are",
 }
 # the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
 # look-alikes was wrong. Of the four, NinePatches was said to be a layer norm where a sum and its norm are one op. An
-# image norm was served, and judged by a bias gradient of terms that cancel: it has fewer places now
+# image norm was served, and judged by a bias gradient of terms that cancel: it has fewer places now. The set of routers
+# at first: 2 of 12 right modules were served, and none of 14 look-alikes was wrong; one that asks for its experts in no
+# order was served in the op's, which the judge did not allow then. Three are left, and none is wrong
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}
 
 
@@ -176,11 +180,13 @@ def _right(code: str, names: set[str], folder: Path) -> list[str]:
         (model, x), (before, _) = _net(kind, make), _net(kind, make)
         with contextlib.suppress(PortError):
             ferryman.port(model)
-        with ferryman.trace() as trace, torch.no_grad():
+        with ferryman.trace() as trace, choices.seen() as chosen, torch.no_grad():
             actual = model(x.clone())
-        assert_as_right(actual, before, x)
+        assert_as_right(actual, choices.like(before, chosen), x)
         if any(leaf.is_floating_point() for leaf in tree_leaves(before(x))):
-            assert_gradients_as_right(model, before, x)
+            with choices.seen() as chosen:  # what needs gradients may be served by other ops
+                model(x.clone())
+            assert_gradients_as_right(model, choices.like(before, chosen), x)
         left += [] if op in {called for called, _ in trace.calls} else [name]
     return left
 
@@ -257,13 +263,19 @@ def _wrong(code: str, names: set[str], folder: Path) -> list[str]:
             ferryman.port(model)
         for what, given, dtype, training in _stages(x, more):
             model.to(dtype)
+            actual, failed = [], None
+            with choices.seen() as chosen:
+                try:
+                    actual = _passed(model[0], given, dtype, training)
+                except Exception as error:  # noqa: BLE001 - where the twin raises as well, it may be any
+                    failed = error
             try:
-                wanted = _passed(twin.to(dtype)[0], given, dtype, training)
+                wanted = _passed(choices.like(twin.to(dtype)[0], chosen), given, dtype, training)
             except (RuntimeError, ValueError, IndexError):
-                with contextlib.suppress(Exception):  # what it changes before that, both change
-                    _passed(model[0], given, dtype, training)
                 continue
-            if _apart(_passed(model[0], given, dtype, training), wanted, 0.05 if dtype.itemsize == 2 else 1e-4):
+            if failed is not None:
+                raise failed
+            if _apart(actual, wanted, 0.05 if dtype.itemsize == 2 else 1e-4):
                 wrong.append(f"{name}: {what}")
     return wrong
 
@@ -287,4 +299,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 407 and len(alike) == 376 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 419 and len(alike) == 390 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

@@ -123,8 +123,11 @@ class Layer:
     sizes: sides of its tensors -> the short ones that it is proven with. draw: float64 inputs of a seed, for short
     sides: those of seeds 0 to 2 are in every implementation's domain, later ones may be in the definition's only.
     guard: an expression over self and the inputs that must hold; else the original is called. gradient: as a
-    candidate's. beside: ops that the expression calls once beside ``op``. canonical: what makes one of results between
-    which the module's own calls leave the choice open; applied to both sides before they are compared. refused: how
+    candidate's. beside: ops that the expression calls once beside ``op``. chosen: of a result, the numbers that it
+    chose, (T, k), where the module's own calls may leave open which of equal ones they choose: the module is run with
+    that choice then, wherever it may make it. level: so many seeds past ``seeds`` draw equal, saturated and not finite
+    numbers; no gradient is compared of these, and in no draw the module may choose others. across: the least length of
+    an input's last axis, where that may be any, too; 0 where it may not. refused: how
     many of the seeds, the last ones, the block may refuse: an error is no result. numbers: the input of whole numbers
     that a block goes over one by one, if it does, with a number in those last seeds that the others never have. axis:
     of its inputs, along which they may be of any length; longer: inputs of a length, and of one of ``widths``, where
@@ -142,7 +145,9 @@ class Layer:
     guard: str
     gradient: bool = True
     beside: tuple[str, ...] = ()
-    canonical: Callable[[Any], Any] | None = None
+    chosen: Callable[[Any], Tensor] | None = None
+    level: int = 0
+    across: int = 0
     refused: int = 0
     numbers: int | None = None
     axis: int = 0

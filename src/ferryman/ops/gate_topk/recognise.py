@@ -1,7 +1,9 @@
-"""Routers in models: a matrix of experts, perhaps a bias for the choice, and a forward of x that gives weights and ids.
+"""Routers in models: a matrix of experts, perhaps a bias for the choice, and a forward of x that gives weights and ids;
+or what gives these of logits.
 
 What a module computes of drawn numbers says which options it has (how it scores, groups, renormalises, scales); that is
-a proposal, and proven like any other. A library that asks for its experts in no order gets ours.
+a proposal, and proven like any other. A library that asks for its experts in no order gets ours, and so does one that
+asks for the largest of scores of which some are equal.
 """
 
 from __future__ import annotations
@@ -9,40 +11,34 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ferryman.ops.gate_topk import bounds
 from ferryman.ops.gate_topk.definition import SCORINGS
 from ferryman.ops.recognition import Block, Layer
 
-_MOST, _SHORT, _TOKENS = 1024, 48, 9
+_MOST, _SHORT, _TOKENS, _EXPERTS, _SEEDS = 1024, 48, 9, 16, 6
 _NAMED_WIDTH = 1 << 14  # the widest that is tried as it is
 _SAME = 2.0**-40
 _GUARD = "a0.dim() {} 2 and a0.dtype is self.{}.dtype and a0.dtype.is_floating_point and a0.dtype.itemsize < 8"
 
 
-class _Asked(TorchFunctionMode):
-    """Whether the largest values were asked for in no order."""
-
-    unordered = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.topk, Tensor.topk) and (kwargs or {}).get("sorted") is False:
-            self.unordered = True
-        return func(*args, **(kwargs or {}))
-
-
 def blocks(block: Block) -> Iterator[Layer]:
     matrices = [n for n, s in block.tensors.items() if len(s) == 2]
     vectors = [n for n, s in block.tensors.items() if len(s) == 1]
-    if block.run is None or block.inputs != 1 or len(matrices) != 1 or len(vectors) > 1:
+    if block.run is None or block.inputs != 1 or len(matrices) > 1 or len(vectors) > 1:
         return
-    weight, bias = matrices[0], vectors[0] if vectors else None
+    bias = vectors[0] if vectors else None
+    if not matrices:
+        if len(block.tensors) == len(vectors) and all(2 <= block.tensors[n][0] <= _MOST for n in vectors):
+            yield from _of_logits(block, bias)
+        return
+    weight = matrices[0]
     experts, width = block.tensors[weight]
     if len(block.tensors) != 1 + len(vectors) or not 2 <= experts <= _MOST or experts == width:
         return
@@ -63,8 +59,7 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
     sizes = {experts: experts, width: short}
     x = _draw(short, "softmax", 0)[0]
     assert block.run is not None
-    with _Asked() as asked:
-        outcome = block.run(sizes, (x,))
+    outcome = block.run(sizes, (x,))
     if outcome is None:
         return
     result, tensors = outcome
@@ -82,9 +77,7 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
         whole = logits if inside is None else logits + tensors[inside]
         for scoring, groups, renormalise, scale in _options(block, whole, w, ids, tensors[beside] if beside else None):
             options = f"{ids.shape[1]}, {scoring!r}, {f'self.{beside}' if beside else None}, {groups[0]}, {groups[1]}"
-            counts = {v for v in (ids.shape[1], *groups) if v > 1}
-            same = [f"self.{n} == {v}" for n, v in block.integers.items() if v in counts]
-            same += [f"self.{n} == {v!r}" for n, v in block.numbers.items() if v == scale != 1.0]
+            same = _named(block, ids.shape[1], groups, scale)
             for wide, cast in itertools.product((False, True), ("w", "w.to(l.dtype)", "w.to(a0.dtype)")):
                 given = ["a0.reshape(-1, a0.shape[-1])", f"self.{weight}", *([f"self.{inside}"] if inside else [])]
                 if wide:
@@ -92,23 +85,76 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
                 if not wide and "a0" in cast:  # as the logits
                     continue
                 parts = {"l": "l", "w": cast, "i": "i"}
-                inner = f"(lambda w, i: ({', '.join(parts[k] for k in kinds)}))"
+                inner = f"(lambda w, i: {_written_as(result, [parts[k] for k in kinds])})"
                 yield Layer(
                     "gate_topk",
                     f"(lambda l: {inner}(*ops.gate_topk(l, {options}, {renormalise}, {scale!r})))"
                     f"(ops.linear({', '.join(given)}))",
                     sizes,
                     functools.partial(_draw, short, scoring, deep=deep),
-                    6,
+                    _SEEDS,
                     " and ".join((_GUARD.format(">=" if deep else "==", weight), *same, *named)),
                     beside=("linear",),
-                    canonical=functools.partial(_in_order, kinds) if asked.unordered else None,
+                    chosen=operator.itemgetter(kinds.index("i")),
                 )
+
+
+def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
+    """What chooses experts by logits that it is given: of any number of experts, if its code says none."""
+    assert block.run is not None
+    named = [v for v in block.integers.values() if 1 < v <= _MOST]
+    for experts in [block.tensors[bias][0]] if bias else dict.fromkeys((_EXPERTS, *named)):
+        x = _draw(experts, "softmax", 0)[0]
+        outcome = block.run({experts: experts}, (x,))
+        kinds = None if outcome is None else _kinds(outcome[0], experts)
+        if outcome is None or kinds is None:
+            continue
+        w, ids = outcome[0][kinds.index("w")], outcome[0][kinds.index("i")]
+        k, free = ids.shape[1], not bias and experts == _EXPERTS
+        deep = _draw(experts, "softmax", 1)
+        sides = block.run({experts: experts}, deep)
+        shape = None if sides is None or len(sides[0]) != len(kinds) else tuple(sides[0][kinds.index("i")].shape)
+        known = {(*deep[0].shape[:-1], k): ("*a0.shape[:-1]", "a0"), (deep[0].shape[:-1].numel(), k): ("-1", "l")}
+        forms = [(shape in known, *known.get(shape or (), ("-1", "l")))]
+        forms += [(False, "-1", "a0")] if shape in known else []  # of two sides, what it does to more says nothing
+        dtype = "a0.dtype.is_floating_point and a0.dtype.itemsize < 8"
+        dtype += f" and a0.dtype is self.{bias}.dtype" if bias else ""
+        options = list(_options(block, x, w, ids, outcome[1][bias] if bias else None))
+        casts = ("w", "w.to(a0.dtype)")
+        for (wide, places, logits), single, option, cast in itertools.product(forms, (False, True), options, casts):
+            scoring, groups, renormalise, scale = option
+            alone = free and groups == (1, 1)
+            said = f"{k}, {scoring!r}, {f'self.{bias}' if bias else None}, {groups[0]}, {groups[1]}, {renormalise}"
+            tests = [f"a0.dim() {'>=' if wide else '=='} 2", dtype, *_named(block, k, groups, scale)]
+            tests += [] if alone else [f"a0.shape[-1] == {experts}"]
+            parts = {"l": logits, "w": f"{cast}.reshape({places}, {k})", "i": f"i.reshape({places}, {k})"}
+            yield Layer(
+                "gate_topk",
+                f"(lambda l: (lambda w, i: {_written_as(outcome[0], [parts[n] for n in kinds])})"
+                f"(*ops.gate_topk(l, {said}, {scale!r})))(a0.reshape(-1, a0.shape[-1]))",
+                {experts: experts},
+                functools.partial(_draw, experts, scoring, deep=wide),
+                _SEEDS,
+                " and ".join(tests),
+                chosen=operator.itemgetter(kinds.index("i")),
+                level=_LEVEL if groups == (1, 1) else 1,  # of equal groups, either may be chosen
+                across=k if alone else 0,
+                single=single,
+            )
+        return
+
+
+def _named(block: Block, k: int, groups: tuple[int, int], scale: float) -> list[str]:
+    """Tests of the attributes that may say which options a router has."""
+    counts = {v for v in (k, *groups) if v > 1}
+    same = [f"self.{n} == {v}" for n, v in block.integers.items() if v in counts]
+    return [*same, *(f"self.{n} == {v!r}" for n, v in block.numbers.items() if v == scale != 1.0)]
 
 
 def _kinds(result: Any, experts: int) -> tuple[str, ...] | None:
     """What each part of a router's result is: logits, weights, ids; None where it is none."""
-    if not isinstance(result, tuple | list) or not all(isinstance(t, Tensor) and t.dim() == 2 for t in result):
+    known = type(result) in (tuple, list) or type(result) in vars(torch.return_types).values()
+    if not known or not all(isinstance(t, Tensor) and t.dim() == 2 for t in result):
         return None
     kinds = tuple(
         "i" if not t.is_floating_point() else "l" if t.shape[1] == experts and "l" not in _before(result, i) else "w"
@@ -118,6 +164,14 @@ def _kinds(result: Any, experts: int) -> tuple[str, ...] | None:
         return None
     w, ids = result[kinds.index("w")], result[kinds.index("i")]
     return kinds if w.shape == ids.shape and ids.dtype == torch.int64 else None
+
+
+def _written_as(result: Any, parts: Iterable[str]) -> str:
+    """What makes a result of its kind: a tuple, a list, or what PyTorch's functions give."""
+    text = ", ".join(parts)
+    if type(result) is list:
+        return f"[{text}]"
+    return f"({text})" if type(result) is tuple else f"torch.return_types.{type(result).__name__}(({text}))"
 
 
 def _before(result: Any, i: int) -> str:
@@ -148,18 +202,38 @@ def _options(
                     yield scoring, (g, c), renormalise, scale
 
 
-def _in_order(kinds: tuple[str, ...], result: Any) -> Any:
-    """A router's result with each token's experts by their numbers."""
-    order = result[kinds.index("i")].argsort(-1)
-    return tuple(t if kind == "l" else t.gather(1, order) for kind, t in zip(kinds, result, strict=True))
-
-
 def _draw(width: int, scoring: str, seed: int, deep: bool = True) -> tuple[Tensor, ...]:
-    """No two scores are one number: where they are, either expert is right. deep: one of the shapes has three sides."""
+    """No two scores are one number up to `_SEEDS`. deep: one of the shapes has three sides."""
     generator = torch.Generator().manual_seed(seed)
     shape = {1: (2, 5, width) if deep else (5, width), 5: (1, width)}.get(seed, (_TOKENS, width))
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return (x * {2: 3.0, 3: 30.0 if scoring == "softmax" else 6.0, 4: 2.0**-10}.get(seed, 1.0),)
+    if seed < _SEEDS:
+        return (x * {2: 3.0, 3: 30.0 if scoring == "softmax" else 6.0, 4: 2.0**-10}.get(seed, 1.0),)
+    return (_LEVELS[seed - _SEEDS](x),)
+
+
+def _spoilt(x: Tensor, *values: float) -> Tensor:
+    """One of the values in each row, and in every second row another one."""
+    x = x.clone()
+    for i, row in enumerate(x):
+        row[i % x.shape[1]] = values[i % len(values)]
+        row[(3 * i + 1) % x.shape[1]] = values[0] if i % 2 else row[(3 * i + 1) % x.shape[1]]
+    return x
+
+
+# Logits of which many are equal, or whose scores are, and such that are not finite
+_LEVELS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x,
+    lambda x: (x * 1.5).round(),
+    torch.zeros_like,
+    lambda x: x * 1000.0,
+    lambda x: x * 2.0**-30,
+    lambda x: x * 2.0**-60,
+    lambda x: _spoilt(x, -math.inf),
+    lambda x: torch.full_like(x, -math.inf),
+    lambda x: _spoilt(x, math.nan, math.inf),
+)
+_LEVEL = len(_LEVELS)
 
 
 def _written(wanted: Tensor, plain: Tensor) -> Iterator[float]:

@@ -66,7 +66,8 @@ def shortened(
 @dataclass
 class Runs:
     """Runs of a block's code on tensors with short sides: the followed code on float64, the module as callers get it on
-    what is narrower. ``walked``: what the numbers of each run were; ``refused``: numbers with which it raised."""
+    what is narrower. ``walked``: what the numbers of each run were; ``refused``: numbers with which it raised;
+    ``remarks``: what a user should know of a layer in its place."""
 
     module: nn.Module
     followed: type[nn.Module]
@@ -75,6 +76,7 @@ class Runs:
     trace: Trace
     walked: dict[int, set[float]] = field(default_factory=dict)
     refused: set[float] = field(default_factory=set)
+    remarks: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.state, self.tensors = shortened(self.module, self.names, self.layer.sizes)

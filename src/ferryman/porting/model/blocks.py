@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from ferryman import ops
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Block, Definitions, Layer, compiled
-from ferryman.porting.model import activations, casting, recognise, source
+from ferryman.porting.model import activations, casting, recognise, source, ties
 from ferryman.porting.model.block_runs import Runs, shape_of, tried
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.distance import flat
-from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, state_of
+from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, names_reached, state_of
 from ferryman.porting.model.proof import STORAGE, Proof, prove
 from ferryman.porting.model.recognise import Refusal, Role
 from ferryman.porting.model.trace import Read, Trace, Unproven
@@ -47,7 +47,8 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
     plain = floating and any(p.dim() in (2, 3) for p in weights.values())
     lines = floating and all(p.numel() == max(p.shape, default=0) for p in weights.values())
     pair = bool(weights) and not module._modules and len(inputs_of(type(module))) == 2
-    if not plain and not (lines and (hasattr(type(module), PART) or pair)):
+    chooses = len(weights) < 2 and not module._modules and bool(names_reached(type(module)) & ties.CHOOSES)
+    if not plain and not (lines and (hasattr(type(module), PART) or pair or chooses)):
         return None
     children = {n: activations.gate_of(m) for n, m in module._modules.items() if m is not None}
     if not all(children.values()):
@@ -131,7 +132,8 @@ def _role_of(
             layer = replace(layer, guard=" and ".join(tests))
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
             try:
-                return role.on(module) if isinstance(role, Role) else role
+                known = "; ".join(sorted(runs.remarks))
+                return replace(role.on(module), remark=known) if isinstance(role, Role) else role
             except Unproven as error:
                 return Refusal(str(error))
         if proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
@@ -181,18 +183,26 @@ def _reads_known(function: Any) -> bool:
 
 
 def _under_autocast(runs: Runs, count: int) -> list[str]:
-    alike = runs.layer.canonical or (lambda result: result)
-    original, served = _then(alike, functools.partial(runs, False, count)), _candidate(runs, count, alike, ops)
+    original, served = _sides(runs, False, count, ops)
     return casting.tests(runs.layer.op, original, served, (*runs.layer.draw(0), *runs.tensors), "a0")
 
 
-def _candidate(runs: Runs, count: int, alike: Any, of: Any = None) -> Any:
+def _sides(runs: Runs, training: bool, count: int, of: Any = None) -> tuple[Any, Any]:
+    """(the block's code, with the layer's choice where it leaves that open; what the layer says)."""
+    layer, candidate = runs.layer, _candidate(runs, count, of)
+    original = functools.partial(runs, training, count)
+    if layer.chosen is None:
+        return original, candidate
+    return ties.choosing(original, candidate, layer.chosen, bool(layer.level), runs.remarks.add), candidate
+
+
+def _candidate(runs: Runs, count: int, of: Any) -> Any:
     layer, names, state = runs.layer, runs.names, runs.state
     expression = compiled(layer.expression, ("self", *(f"a{i}" for i in range(count))), ops=of or Definitions())
 
     def candidate(*given: Any) -> Any:
         known = dict(zip(names, given[count:], strict=True))
-        return alike(expression(types.SimpleNamespace(**(state | known)), *given[:count]))
+        return expression(types.SimpleNamespace(**(state | known)), *given[:count])
 
     return candidate
 
@@ -200,7 +210,6 @@ def _candidate(runs: Runs, count: int, alike: Any, of: Any = None) -> Any:
 def _longer(runs: Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
     """As many rows as the numbers that the code names or computes, and one more: a slice, or a quotient, shows no
     earlier; and how many elements are too many to be tried, or 0."""
-    alike = runs.layer.canonical or (lambda result: result)
     numbers = {abs(n) for n in numbers - set(runs.layer.sizes)} | {abs(n) for n in runs.trace.computed()}
     whole = {int(n) + more for n in numbers if 2 <= n <= _ROWS for more in (0, 1)}
     large = [int(n) for n in numbers if n > _ROWS]
@@ -215,8 +224,9 @@ def _longer(runs: Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
         given = runs.layer.draw(0)
         rows = given[0].shape[axis]
         inputs.append((*(_repeated(x, axis, rows, length) for x in given), *runs.tensors))
-    original = _then(alike, functools.partial(runs, False, count))
-    proof = prove(original, _candidate(runs, count, alike), inputs, storage=(), gradients=False, values=True)
+        if runs.layer.across and length >= runs.layer.across:
+            inputs.append((*(_repeated(x, x.dim() - 1, x.shape[-1], length) for x in given), *runs.tensors))
+    proof = prove(*_sides(runs, False, count), inputs, storage=(), gradients=False, values=True)
     return proof, min(large, default=0)
 
 
@@ -226,8 +236,7 @@ def _of_widths(runs: Runs, count: int, children: tuple[str, ...]) -> bool:
     assert layer.longer is not None
     followed = follow_module(runs.module, trace, children, undecorated=True)
     again = Runs(runs.module, followed, runs.names, layer, trace)
-    alike = layer.canonical or (lambda result: result)
-    original, candidate = _then(alike, functools.partial(again, False, count)), _candidate(again, count, alike)
+    original, candidate = _sides(again, False, count)
 
     def holds(inputs: Iterator[tuple[Tensor, ...]]) -> bool:
         given = [(*x, *again.tensors) for x in inputs]
@@ -260,21 +269,19 @@ def _prove(runs: Runs, count: int, refusing: Sequence[torch.dtype] = ()) -> Proo
     layer = runs.layer
     storage = [dtype for dtype in STORAGE if dtype not in refusing]
     inputs = runs.drawn(count)
-    alike = layer.canonical or (lambda result: result)
-    candidate = _candidate(runs, count, alike)
     proof = Proof(False)
     for training in (False, True):
-        original = _then(alike, functools.partial(runs, training, count))
+        original, candidate = _sides(runs, training, count)
         proof = prove(
             original, candidate, inputs, storage=storage, narrow=_NARROW_SEEDS, gradients=layer.gradient, values=True
         )
         if not proof.ok:
             return proof
-    return _close(_then(alike, functools.partial(runs, False, count)), candidate, inputs, proof)
-
-
-def _then(change: Any, call: Any) -> Any:
-    return lambda *given: change(call(*given))
+        even = [(*layer.draw(seed), *runs.tensors) for seed in range(layer.seeds, layer.seeds + layer.level)]
+        reason = ties.level(original, candidate, even, (torch.float32, *storage), _CLOSE)
+        if reason:
+            return Proof(False, reason, distance=1.0)
+    return _close(*_sides(runs, False, count), inputs, proof)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ferryman.porting.model import ordering, part_losses, recurrent, source
+from ferryman.porting.model import ordering, pairs, part_losses, recurrent, source
 from ferryman.porting.model.cut_rules import more_than_one_of, place_of, places_of_own, recognised, results_of, within
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
@@ -51,10 +51,10 @@ class Search(Proving):
     joined: bool = False  # only what is a product with a matrix of ours and takes all that this gives
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
     turning: bool = False  # only what is a loop that carries a state
+    choosing: bool = False  # only what a choice gives, and what follows from it
 
     def run(self) -> bool:
-        kind = None if self.module is None else type(self.module)
-        self.scan = Scan(self.function, self.tree, self.self_name, self.module, kind, self.free)
+        self.scan = self._scan()
         if any(isinstance(n, ast.Nonlocal | ast.Global | ast.Yield | ast.Await) for n in ast.walk(self.tree)):
             return False
         self.turning = any(isinstance(n, ast.For) for n in ast.walk(self.tree))
@@ -63,6 +63,7 @@ class Search(Proving):
                 while len(self.parts) < _MOST_PARTS and self._one(body):
                     pass
         self.turning = False
+        self._choices()
         losses = any(getattr(n, "attr", getattr(n, "id", "")) in part_losses.WHOLE for n in ast.walk(self.tree))
         for (self.joined, self.large), self.moving in itertools.product(_PASSES, (False, True)):
             self.scan.joins = self.joined
@@ -74,6 +75,26 @@ class Search(Proving):
         if self.parts:
             ast.fix_missing_locations(self.tree)
         return bool(self.parts)
+
+    def _scan(self, facts: dict[str, Any] | None = None) -> Scan:
+        kind = None if self.module is None else type(self.module)
+        return Scan(self.function, self.tree, self.self_name, self.module, kind, self.free, facts={**(facts or {})})
+
+    def _choices(self) -> None:
+        """Put parts that give two values in their places."""
+        bodies = list(blocks(self.tree)) if pairs.chooses(self.tree) else []
+        self.choosing = bool(bodies)
+        for self.moving, body in itertools.product((False, True), bodies):
+            while len(self.parts) < _MOST_PARTS and self._one(body):
+                pass
+            for index, fresh in list(pairs.places(body)):
+                whole = [*body]
+                body[index : index + 1] = fresh
+                if len(self.parts) < _MOST_PARTS and self._one(body):
+                    self.scan = self._scan(self.scan.facts)
+                    break
+                body[:] = whole
+        self.choosing = False
 
     def _one(self, body: list[ast.stmt]) -> bool:
         """Put one part in a block's place; whether there is one."""
@@ -88,9 +109,11 @@ class Search(Proving):
         method = alone and self.function is not first  # whose result may be a part of the module's
         for statement in reversed(self.statements):
             for root, e in statement.ops:
+                if self.choosing and (alone or not isinstance(e, ast.Tuple) or not pairs.is_choice(root)):
+                    continue
                 if alone and root not in results and not self._no_norm(root):
                     continue
-                if root.kind != "op" or isinstance(e, ast.Slice | ast.Tuple | ast.List):
+                if root.kind != "op" or (isinstance(e, ast.Slice | ast.Tuple | ast.List) and not self.choosing):
                     continue
                 if self.turning and recurrent.loop_of(root) is None:
                     continue
@@ -217,7 +240,8 @@ class Search(Proving):
         if any(n.wide for n in inside):
             return False  # float64 is asked for, and no op has it
         return (
-            stacks(inside) == 2
+            self.choosing
+            or stacks(inside) == 2
             or products(inside) == 2
             or not any(within(place, place_of(n.tree)) for n in computed for place in self.skipped)
         )

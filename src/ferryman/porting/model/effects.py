@@ -125,6 +125,8 @@ def of_call(scan: Any, call: ast.Call, own: str = "", alone: bool = False) -> Ef
         return effects | _of_above(scan, func.attr)
     if not isinstance(func, ast.Attribute) or is_super(func):
         return effects if is_super(call) else ALL
+    if filling.on_fresh(scan, call):
+        return effects
     of = holders.owner(scan, func.value)
     if holders.aliases(scan, func.value) or (of is not MISSING and type(of) not in (Tensor, nn.Parameter)):
         return ALL

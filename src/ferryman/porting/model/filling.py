@@ -9,15 +9,28 @@ from __future__ import annotations
 import ast
 import types
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ferryman.porting.model import source
+from ferryman.porting.model.nodes import Node
 
 _MAKERS = {
     *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.clone),
     *(torch.empty, torch.zeros, torch.ones, torch.full),
 }
+# labels of what gives memory of its own
+ANEW = {
+    *("MatMult", "Mult", "Div", "Add", "Sub"),
+    *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm)),
+    *(f.__name__ for f in (torch.masked_fill, torch.softmax, torch.nn.functional.linear)),
+}
+_OPERATORS = ast.MatMult | ast.Mult | ast.Div | ast.Add | ast.Sub
+_IN_PLACE = {"mul_": "Mult", "div_": "Div", "add_": "Add", "sub_": "Sub"}  # and what they give
+# of what gives several tensors, each with memory of its own
+_ITEMS = {f.__name__ for f in (torch.topk, torch.sort)}
 _METHODS = {"new_empty", "new_zeros", "new_ones", "new_full", "clone"}
 
 
@@ -93,3 +106,44 @@ def parts_of(statement: ast.stmt) -> tuple[ast.Name, list[ast.expr]]:
 
 def _loads(statement: ast.stmt, name: str) -> int:
     return sum(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(statement))
+
+
+def own_item(scan: Any, node: Node) -> bool:
+    """Whether a local has one of several tensors that a choice gave anew, and nothing else has that."""
+    of = node.children[0] if node.children and isinstance(node.tree, ast.Subscript) else None
+    if of is None or of.label not in _ITEMS or of in scan.env.values():
+        return False
+    readers = [n for n in scan.known.values() if of in n.children or node in n.children]
+    plain = all(isinstance(n.tree, ast.Subscript) and isinstance(n.tree.slice, ast.Constant) for n in (node, *readers))
+    once = sum(n is node for n in scan.env.values()) == 1 and not any(node in n.children for n in readers)
+    if plain and once:  # an equal call gives others
+        scan.known = {key: n for key, n in scan.known.items() if n is not of}
+    return plain and once
+
+
+def on_fresh(scan: Any, e: ast.AST) -> bool:
+    """Whether a call writes over what an operation has just given it anew, such as ``(a * b).mul_(c)``: nothing else
+    has that. A method of the module's whose every result is an operation's gives memory of its own, too."""
+    func = e.func if isinstance(e, ast.Call) and len(e.args) == 1 and not e.keywords else None
+    if not isinstance(func, ast.Attribute) or func.attr not in _IN_PLACE:
+        return False
+    made = func.value
+    if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Attribute):
+        return isinstance(made, ast.BinOp) and isinstance(made.op, _OPERATORS)
+    mine = isinstance(made.func.value, ast.Name) and made.func.value.id == scan.self_name
+    method = scan.methods.get(made.func.attr) if mine and made.func.attr not in scan.locals else None
+    inner = None if method is None else source.innermost(method)
+    tree = source.parsed(inner) if isinstance(inner, types.FunctionType) and inner is method else None
+    nodes = [*ast.walk(tree)] if tree is not None and made.func.attr not in vars(scan.module or object()) else []
+    results = [n.value for n in nodes if isinstance(n, ast.Return)]
+    plain = not any(isinstance(n, ast.FunctionDef | ast.Lambda | ast.Yield) for n in nodes[1:])
+    return bool(results) and plain and all(isinstance(r, ast.BinOp) and isinstance(r.op, _OPERATORS) for r in results)
+
+
+def written(scan: Any, e: ast.Call) -> Node:
+    """Such a call: another value, of one that no equal expression shares."""
+    assert isinstance(e.func, ast.Attribute)
+    made, other = scan.node(e.func.value), scan.node(e.args[0])
+    parts = [(e.func.value, replace(made)), (e.args[0], other)]
+    node: Node = scan._op(e, parts, _IN_PLACE[e.func.attr], alone=True)
+    return node

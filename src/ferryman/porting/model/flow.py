@@ -21,6 +21,7 @@ from ferryman.porting.model import child_calls, effects, filling, loops, recurre
 from ferryman.porting.model.child_calls import given_by, is_own, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
+from ferryman.porting.model.statements import default_of
 from ferryman.porting.model.trace import bound, trusted
 from ferryman.porting.model.trees import children, swap
 
@@ -31,12 +32,6 @@ _PARTS = ast.expr | ast.keyword
 _CHANGES = {"append", "extend", "insert", "pop", "update", "setdefault", "clear", "item", "tolist"}
 _OF_PYTHON = {"len", "int", "float", "tuple", "list", "slice", "min", "max", "abs", "range", "sum"}
 SELF = "self"
-# labels of what gives memory of its own
-_ANEW = {
-    *("MatMult", "Mult", "Div", "Add", "Sub"),
-    *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm)),
-    *(f.__name__ for f in (torch.masked_fill, torch.softmax, torch.nn.functional.linear)),
-}
 
 
 @dataclass
@@ -89,7 +84,7 @@ class Scan:
             value = getattr(statement, "value", None)
             simple = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr) and value is not None
             inside = [n for n in ast.walk(statement) if isinstance(n, ast.AST)]
-            if not simple or any(spelling.in_place(n) or isinstance(n, ast.NamedExpr | ast.Await) for n in inside):
+            if not simple or any(self._over(n) or isinstance(n, ast.NamedExpr | ast.Await) for n in inside):
                 if not isinstance(statement, ast.FunctionDef | ast.Pass | ast.Assert):
                     self.env, self.known = {}, {}
                 continue
@@ -106,6 +101,9 @@ class Scan:
             if written and isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in written:
                 self.env[ast.unparse(statement.targets[0])] = here.alone(node)
             yield here
+
+    def _over(self, n: ast.AST) -> bool:
+        return spelling.in_place(n) and not filling.on_fresh(self, n)
 
     def _fill(self, index: int, statement: ast.stmt, name: str) -> Statement:
         """A write into what nothing else has: another value of its name."""
@@ -125,8 +123,8 @@ class Scan:
     def _own_result(self, target: ast.expr) -> bool:
         """Whether a local has what an operation gave it anew, and nothing else does."""
         node = self.env.get(target.id) if isinstance(target, ast.Name) else None
-        if node is None or node.kind != "op" or node.label not in _ANEW or node.write is not None:
-            return False
+        if node is None or node.kind != "op" or node.label not in filling.ANEW or node.write is not None:
+            return node is not None and filling.own_item(self, node)
         if node.label == "einsum" and len(node.children) < 3:  # of one tensor it may be a view of that
             return False
         named = sum(other is node for other in self.env.values())
@@ -214,7 +212,7 @@ class Scan:
                 self.occurring.append((self.env[e.id], e))
             return self.env[e.id]
         if e.id in self.locals or e.id in self.function.__code__.co_freevars:
-            self.env[e.id] = Node("leaf", e)
+            self.env[e.id] = Node("leaf", e, value=default_of(self.function, self.tree, e.id))
             return self.env[e.id]
         return Node("constant", e)
 
@@ -235,6 +233,8 @@ class Scan:
         return self._once((swapped, tags), lambda: Node("op", e, children, slots, label))
 
     def _call(self, e: ast.Call) -> Node:
+        if filling.on_fresh(self, e):
+            return filling.written(self, e)
         given = [*e.args, *(k.value for k in e.keywords)]
         inner = [a.value if isinstance(a, ast.Starred) else a for a in given]
         owned = self.function_of(e.func)

@@ -14,7 +14,8 @@ from torch import Tensor
 @dataclass(eq=False)
 class Node:
     """``kind``: "op" over ``children``; "leaf", of which nothing is known; "self", what ``path`` gives of the module,
-    with ``value`` now; "constant". ``label``: the functions that it applies itself."""
+    with ``value`` now; "constant". Of an argument with a fraction as its default, ``value`` is that. ``label``: the
+    functions that it applies itself."""
 
     kind: str
     tree: ast.expr
@@ -74,9 +75,15 @@ class Node:
         return self.kind == "op" and self.write is None and tensors and all(n.kind != "leaf" for n in below)
 
     def fact(self) -> bool:
-        """Whether it says what a tensor is like: such a number, a dtype or a device."""
+        """Whether it says what a tensor is like: such a number, a dtype, a device; or is an argument with a default."""
+        if self.kind == "leaf" and type(self.value) is float:
+            return True
         named = isinstance(self.tree, ast.Attribute) and self.tree.attr in ("dtype", "device")
         return self.counts() or (self.kind == "op" and self.write is None and named)
+
+    def said(self) -> str:
+        """A fact that is no number of a tensor's, as an expression of ``ferryman_a0``."""
+        return repr(self.value) if self.kind == "leaf" else f"ferryman_a0.{self.tree.attr}"  # type: ignore[attr-defined]
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Part:
     """One proven part. tree: it as a function of ``self`` and its values; forms: (tests, expression) over them,
     ``names`` for values and ``own`` (name, expression over self) for what it reads, of which those in ``fixed`` are
     what they were; code: of the class, reads: of files. children: whose call is in it. numbers:
-    how many of the last values are numbers."""
+    how many of the last values are numbers. remark: what a user should know of it."""
 
     op: str
     tree: ast.FunctionDef
@@ -50,6 +50,7 @@ class Part:
     reads: tuple[Read, ...]
     children: tuple[str, ...] = ()
     numbers: int = 0
+    remark: str = ""
 
     def function(self, home: types.FunctionType, kind: Any) -> types.FunctionType:
         """What stands for it: (self, values) to its result."""

@@ -31,6 +31,12 @@ _OF_JOINED = WHOLE | _MATRICES | _MOVES | {"log_softmax", "t", "transpose", "per
 _CASTS = {"float", "to", "type_as"}
 
 
+def is_loss(inside: Iterable[Node]) -> bool:
+    """Whether a part may be a mean loss of class numbers."""
+    labels = {n.label for n in inside}
+    return bool(labels & LOSSES) and labels <= OF_LOSSES
+
+
 def joins(inside: Iterable[Node]) -> bool:
     """Whether a part is one product with one matrix of the module's, whose result has their dtype, and a whole loss of
     what that gives."""

@@ -81,6 +81,11 @@ class Proving:
         """A part with facts of other tensors, such as sizes: it is proven with its own values' in their place, and asks
         whether they are the same."""
         values = tuple(n for n in leaves if not n.fact())
+        # another value of an argument leaves all of a part to the code: what is served without it would be lost
+        if any(n.kind == "leaf" and n.fact() for n in leaves) and not part_losses.is_loss(
+            root.inside(frozenset(leaves))
+        ):
+            return None
         twice = products(root.inside(frozenset(leaves))) == 2
         places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
         plain, _ = self.function_of(root, leaves, False)
@@ -107,9 +112,8 @@ class Proving:
                 numbers = len(leaves) - len(values)
                 names = (*part.names, *(f"ferryman_n{i}" for i in range(numbers)))
                 placed = {f"ferryman_a{i}": name for i, name in enumerate(part.names)}
-                asked = tuple(
-                    f"{self._of_leaves(node, leaves, names)} == {named(text, placed)}" for node, text in reading.items()
-                )
+                said = [(n, self._of_leaves(n, leaves, names), named(text, placed)) for n, text in reading.items()]
+                asked = tuple(f"ferryman_same({a}, {b})" if n.kind == "leaf" else f"{a} == {b}" for n, a, b in said)
                 forms = tuple(((*asked, *tests), expression) for tests, expression in part.forms)
                 self.tried[key] = replace(part, values=len(leaves), names=names, forms=forms, numbers=numbers)
                 break
@@ -163,8 +167,7 @@ class Proving:
         ):
             return part
         labels = {n.label for n in inside}
-        of_losses = bool(labels & part_losses.LOSSES) and labels <= part_losses.OF_LOSSES
-        if count == 2 and of_losses and part_losses.only_numbers(own) and part_losses.unasked(tree):
+        if count == 2 and part_losses.is_loss(inside) and part_losses.only_numbers(own) and part_losses.unasked(tree):
             for order in ((0, 1), (1, 0)):
                 module = self.module_of(tree, own, order)
                 if module is not None:
@@ -239,7 +242,8 @@ class Proving:
         for parameter, name in zip(role.parameters, role.inputs, strict=False):
             guards = tuple(re.sub(rf"\b{parameter}\b", name, text) for text in guards)
         tests = (*self.same(module, own), *role.tests, *guards)
-        return self.part_of(role.op, plain, own, names, [(tests, role.expression)], role.gradient, module, role.reads)
+        part = self.part_of(role.op, plain, own, names, [(tests, role.expression)], role.gradient, module, role.reads)
+        return None if part is None else replace(part, remark=role.remark)
 
     def part_of(
         self,

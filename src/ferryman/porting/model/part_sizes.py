@@ -26,7 +26,7 @@ def readings(root: Node, leaves: tuple[Node, ...], places: tuple[int, ...]) -> I
     facts = [n for n in leaves if n.fact()]
     plain = [n for n in facts if not n.counts()]
     numbers = [n for n in facts if n.counts()]
-    same = {n: f"ferryman_a0.{n.tree.attr}" for n in plain}  # type: ignore[attr-defined]
+    same = {n: n.said() for n in plain}
     known: list[Reading] = []
     for chosen in (numbers, _within(root, leaves)) if numbers else ([],):
         options = [list(dict.fromkeys(_said(n, values))) for n in chosen]

@@ -50,7 +50,8 @@ class Role:
     signature says. tensors: of the module, that the proof drew; absent: its parameters and buffers that were None;
     state: its attributes whose values the proof had; read: those that ``expression`` reads, of which it had the type;
     code: attributes of its class that the forward comes to; reads: names of files that it reads. alone: a test of
-    calls that go to the module's own code, where that is one call (`serving.little`).
+    calls that go to the module's own code, where that is one call (`serving.little`). remark: what a user should know
+    of it.
     """
 
     op: str
@@ -73,6 +74,7 @@ class Role:
     code: tuple[str, ...] = ()
     reads: tuple[Read, ...] = ()
     alone: str = ""
+    remark: str = ""
 
     def on(self, module: nn.Module) -> Role:
         """The role with what it needs of a module that it was proven for. Raises Unproven as `contents_tests` does."""

@@ -326,7 +326,7 @@ def _readings(loop: Node, leaves: tuple[Node, ...]) -> Iterator[dict[Node, str]]
     assert isinstance(loop.write, ast.For)
     values = [n for n in leaves if not n.fact()]
     axes = {i: axis for i, v in enumerate(values) if (axis := axis_of(loop, v)) is not None}
-    same = {n: f"ferryman_a0.{n.tree.attr}" for n in leaves if n.fact() and not n.counts()}  # type: ignore[attr-defined]
+    same = {n: n.said() for n in leaves if n.fact() and not n.counts()}
     numbers = [n for n in leaves if n.counts()]
     if not axes and numbers:
         return

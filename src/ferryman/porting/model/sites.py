@@ -25,7 +25,7 @@ class Site:
 
     ``maybe``: ops that a pass may call as well, by its input. ``shown``: the proof in words. ``role``: the op that
     stands for the whole module, if one does; ``gradient``: False where it, or one of ``maybe``, serves only what needs
-    no gradient.
+    no gradient. ``remark``: what a user should know of it, such as that it chooses another one of equal experts.
     """
 
     path: str
@@ -35,6 +35,7 @@ class Site:
     shown: str = ""
     role: str = ""
     gradient: bool = True
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class PortReport:
         kinds: dict[tuple[str, str], int] = Counter()
         for site in self.ported:
             served = ", ".join(sorted(set(site.ops) | set(site.maybe))) or "served calls"
-            kinds[site.module, f"{served}{f' ({site.shown})' if site.shown else ''}"] += 1
+            shown = "; ".join(filter(None, (site.shown, site.remark)))
+            kinds[site.module, f"{served}{f' ({shown})' if shown else ''}"] += 1
         for left in self.unsupported:
             kinds[left.module, f"stays: {left.reason}"] += 1
         return "\n".join(f"{n:5} {module}: {what}" for (module, what), n in sorted(kinds.items()))
@@ -158,8 +160,8 @@ def site_of(
         taken = min(len(recipe.role.inputs), recipe.role.required or len(inputs_of(type(module))))
         if id(module) in fused or len(inspect.signature(type(module).forward).parameters) > 1 + taken:
             # the role holds while the others are left out, or given
-            return Site(path, kind, (), (op, *recipe.role.beside), shown, op)
-        return Site(path, kind, (op, *recipe.role.beside), (), shown, op)
+            return Site(path, kind, (), (op, *recipe.role.beside), shown, op, remark=recipe.role.remark)
+        return Site(path, kind, (op, *recipe.role.beside), (), shown, op, remark=recipe.role.remark)
     surely, maybe, quiet = _uses(module, recipe)
     shown = f"{', '.join(sorted(quiet))} where no gradient is needed" if quiet else ""
     served = recipe.served(type(module))
@@ -169,7 +171,9 @@ def site_of(
             maybe.add(interface.op)
         else:
             surely.append(interface.op)
-    return Site(path, kind, tuple(surely), tuple(sorted(maybe)), shown, gradient=not quiet)
+    remarks = {part.remark for _, _, parts, _ in recipe.parted.functions for part in parts if part.remark}
+    remark = "; ".join(sorted(remarks))
+    return Site(path, kind, tuple(surely), tuple(sorted(maybe)), shown, gradient=not quiet, remark=remark)
 
 
 def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str], set[str]]:
