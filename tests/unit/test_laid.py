@@ -119,3 +119,15 @@ def test_where_the_last_dimension_is_the_innermost_nothing_is_copied() -> None:
     y = laid(run, x)
     assert seen[0].data_ptr() == x.data_ptr() and seen[0].is_contiguous() and y.stride() == x.stride()
     assert torch.equal(y, torch.softmax(x, -1))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "heads", "contiguous"])
+def test_a_compiler_follows_it_with_sizes_that_are_symbols(layout: str) -> None:
+    ported, before = _pair(WrittenOut)
+    torch._dynamo.reset()
+    x = LAYOUTS[layout]()
+    with ferryman.use(rms_norm="torch"):
+        y = torch.compile(ported, fullgraph=True, backend="aot_eager", dynamic=True)(x)
+    wanted = before(x)
+    assert y.stride() == wanted.stride()
+    torch.testing.assert_close(y, wanted)

@@ -36,8 +36,14 @@ def order_in_memory(x: Tensor) -> Order | None:
     element or without a stride stay."""
     sizes, strides = x.shape, x.stride()
     free = [d for d in range(x.dim()) if sizes[d] > 1 and strides[d] > 0]
+    ranked: list[int] = []
+    for d in free:  # by comparisons: Dynamo sorts nothing by symbols
+        at = len(ranked)
+        while at > 0 and strides[ranked[at - 1]] < strides[d]:
+            at -= 1
+        ranked.insert(at, d)
     order = list(range(x.dim()))
-    for place, d in zip(free, sorted(free, key=lambda d: -strides[d]), strict=True):
+    for place, d in zip(free, ranked, strict=True):
         order[place] = d
     return tuple(order) if order != sorted(order) else None
 
