@@ -34,7 +34,11 @@ class WrittenOut(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
-class Gated(WrittenOut):
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
         return y * torch.nn.functional.silu(gate)
