@@ -20,6 +20,7 @@ from tests.unit import (
     disguises_blind_batches,
     disguises_blind_eighth,
     disguises_blind_eighth_own,
+    disguises_blind_eleventh,
     disguises_blind_experts,
     disguises_blind_fourth,
     disguises_blind_fourth_experts,
@@ -45,6 +46,7 @@ from tests.unit import (
     lookalikes_blind_batches,
     lookalikes_blind_eighth,
     lookalikes_blind_eighth_own,
+    lookalikes_blind_eleventh,
     lookalikes_blind_fourth,
     lookalikes_blind_fourth_heads,
     lookalikes_blind_fourth_own,
@@ -88,6 +90,7 @@ RIGHT = {
     "ninth": disguises_blind_ninth.NINTH,
     "ninth, of its mechanisms": disguises_blind_ninth_own.NINTH_OWN,
     "routers": disguises_blind_routers.ROUTERS,
+    "eleventh": disguises_blind_eleventh.ELEVENTH,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -108,6 +111,7 @@ ALIKE = {
     "ninth": lookalikes_blind_ninth.NINTH,
     "ninth, of its mechanisms": lookalikes_blind_ninth_own.NINTH_OWN,
     "routers": lookalikes_blind_routers.ROUTERS,
+    "eleventh": lookalikes_blind_eleventh.ELEVENTH,
 }
 # what is left today, and why
 _SEPARATE = (
@@ -139,12 +143,22 @@ LEFT = {
     "NinePaddedCausal": "what is hidden, in two: its softmax is served",
     **dict.fromkeys(("RoutSwitch", "RoutGshard"), _FIRST),
     "LossSmoothed": "its code names how many classes there are",
+    "ElCarried": "whether anything is added is asked of an argument that may be absent",
+    "ElDiffuser": "the gate's activation, a method that asks for the device's kind: its activation is served",
+    "ElSinks": "a mask, a sink and a maximum that is taken away, all three: its softmax is served",
+    "ElHeadLoss": "which rows do not count is an argument that has a default: head and loss are served apart",
+    "ElPadded": "rows that count are chosen by a mask, so that their number is known in a call alone",
+    "ElDelta": "zeros that are made and then cast to what a tensor is: its gates are served",
+    "ElHeads": "a loop that takes one group of several, and adds what is scaled in it",
 }
 # the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
 # look-alikes was wrong. Of the four, NinePatches was said to be a layer norm where a sum and its norm are one op. An
 # image norm was served, and judged by a bias gradient of terms that cancel: it has fewer places now. The set of routers
 # at first: 2 of 12 right modules were served, and none of 14 look-alikes was wrong; one that asks for its experts in no
 # order was served in the op's, which the judge did not allow then. Three are left, and none is wrong
+# the eleventh set at first: 25 of 32 right modules were served, and of 38 look-alikes one was wrong: NoContiguous asks
+# how a norm that it writes out lies in memory, and the op's result was contiguous where the norm's own was not. None of
+# the set's own modules was changed
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}
 
 
@@ -299,4 +313,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 419 and len(alike) == 390 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 451 and len(alike) == 428 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

@@ -18,21 +18,34 @@ Order = tuple[int, ...]
 
 def order_of(op: Primitive, args: Sequence[Any]) -> Order | None:
     """The dimensions from the outermost in memory to the innermost; None where they are in order, or the op is not
-    element-wise. Where a vector lies along the last one it stays. Those of one element or without a stride stay."""
+    element-wise. Where a vector lies along the last one it stays."""
     if not op.elementwise:
         return None
     given = dict(zip(op.names, args, strict=True))
     x: Tensor = given[op.elementwise[0]]
     if x.is_contiguous():
         return None
+    order = order_in_memory(x)
+    last = order is not None and order[-1:] == (x.dim() - 1,)
+    beside = any(given[name] is not None for name in op.tensors if name not in op.elementwise)
+    return order if last or not beside else None
+
+
+def order_in_memory(x: Tensor) -> Order | None:
+    """A tensor's dimensions from the outermost in memory to the innermost; None where they are in order. Those of one
+    element or without a stride stay."""
     sizes, strides = x.shape, x.stride()
     free = [d for d in range(x.dim()) if sizes[d] > 1 and strides[d] > 0]
+    ranked: list[int] = []
+    for d in free:  # by comparisons: Dynamo sorts nothing by symbols
+        at = len(ranked)
+        while at > 0 and strides[ranked[at - 1]] < strides[d]:
+            at -= 1
+        ranked.insert(at, d)
     order = list(range(x.dim()))
-    for place, d in zip(free, sorted(free, key=lambda d: -strides[d]), strict=True):
+    for place, d in zip(free, ranked, strict=True):
         order[place] = d
-    last = order[-1:] == [x.dim() - 1]
-    beside = any(given[name] is not None for name in op.tensors if name not in op.elementwise)
-    return tuple(order) if order != sorted(order) and (last or not beside) else None
+    return tuple(order) if order != sorted(order) else None
 
 
 def in_order(op: Primitive, args: Sequence[Any], order: Order) -> tuple[Any, ...]:

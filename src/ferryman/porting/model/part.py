@@ -20,7 +20,7 @@ from torch import nn
 
 from ferryman import ops
 from ferryman.errors import ArgumentError
-from ferryman.porting.model import child_calls, scalars, serving, source, steady
+from ferryman.porting.model import child_calls, laid, scalars, serving, source, steady
 from ferryman.porting.model.trace import Read, meaning, meant
 from ferryman.porting.model.trees import copied
 
@@ -78,7 +78,7 @@ class Part:
         known |= {f"ferryman_was_{name}": meant(value) for name, value in self.fixed} | {"ferryman_meant": meant}
         known |= {**child_calls.TESTS, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
-        known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__}
+        known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__, laid.NAME: laid.laid}
         known |= {"ferryman_within": steady.within, "ferryman_readable": steady.readable}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}
         exec(compile("\n".join(lines) + "\n", "<ferryman part>", "exec"), known)  # noqa: S102 - our own text

@@ -17,7 +17,7 @@ from torch import nn
 
 from ferryman.dispatch.proposals import proposals
 from ferryman.ops.recognition import Candidate, Leaf
-from ferryman.porting.model import beyond, scalars, serving, source, turned
+from ferryman.porting.model import beyond, laid, scalars, serving, source, turned
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.distance import Disagreement
 from ferryman.porting.model.leaf import (
@@ -226,10 +226,11 @@ def _shown(
         guards = tuple(trace.guards())
     except Unproven as error:
         return Refusal(str(error))
+    run, inputs = functools.partial(original, followed, twin, names, False), ("x", "gate")[: 1 + candidate.gate]
     role = Role(
         candidate.op,
-        candidate.expression,
-        ("x", "gate") if candidate.gate else ("x",),
+        _laid(run, twin, names, candidate, inputs),
+        inputs,
         parameters,
         (
             *(_gated_tests if candidate.gate else _tests)(
@@ -245,12 +246,24 @@ def _shown(
         candidate.added if added else "",
         candidate.added_op if added else "",
         reads=tuple(trace.reads),
-        alone=_alone(functools.partial(original, followed, twin, names, False), twin, names, candidate),
+        alone=_alone(run, twin, names, candidate),
     )
     try:
         return role.on(module)
     except Unproven as error:
         return Refusal(str(error))
+
+
+def _laid(
+    run: Callable[..., Any], twin: dict[str, Any], names: Sequence[str], candidate: Candidate, inputs: tuple[str, ...]
+) -> str:
+    """A candidate's expression, whose result lies as the module's own code's does (`laid`)."""
+    if candidate.rows or candidate.axis != -1:
+        return candidate.expression
+    width = twin["ferryman_cut"].get(candidate.width, candidate.width)
+    tensors = [t.float() if t.is_floating_point() else t for t in tensors_of(twin, names, 5)]
+    kept = laid.keeps(lambda *given: run(*given, *tensors), width, len(inputs))
+    return laid.expression_of(candidate.op, candidate.expression, inputs) if kept else candidate.expression
 
 
 def _alone(run: Callable[..., Any], twin: dict[str, Any], names: Sequence[str], candidate: Candidate) -> str:

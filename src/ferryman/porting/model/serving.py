@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from ferryman import ops
 from ferryman.dispatch import registry, select, state
 from ferryman.errors import ArgumentError
-from ferryman.porting.model import source
+from ferryman.porting.model import laid, source
 from ferryman.porting.model.leaf import is_setting
 from ferryman.porting.model.scalars import holds
 from ferryman.porting.model.source import same
@@ -128,6 +128,7 @@ def known(
         "ferryman_same": same,
         "ferryman_little": little,
         "ferryman_holds": holds,
+        laid.NAME: laid.laid,
     }
     return names | ours | current | meaning(reads)
 
