@@ -33,6 +33,7 @@ from tests.unit import (
     disguises_blind_ninth_own,
     disguises_blind_second,
     disguises_blind_second_heads,
+    disguises_blind_tenth,
     disguises_blind_third,
     disguises_blind_third_experts,
     disguises_blind_third_heads,
@@ -52,6 +53,7 @@ from tests.unit import (
     lookalikes_blind_ninth,
     lookalikes_blind_ninth_own,
     lookalikes_blind_second,
+    lookalikes_blind_tenth,
     lookalikes_blind_third,
     lookalikes_blind_third_layers,
     lookalikes_blind_varied,
@@ -84,6 +86,7 @@ RIGHT = {
     "eighth, of its mechanisms": disguises_blind_eighth_own.EIGHTH_OWN,
     "ninth": disguises_blind_ninth.NINTH,
     "ninth, of its mechanisms": disguises_blind_ninth_own.NINTH_OWN,
+    "tenth": disguises_blind_tenth.TENTH,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -103,6 +106,7 @@ ALIKE = {
     "eighth, of its mechanisms": lookalikes_blind_eighth_own.EIGHTH_OWN,
     "ninth": lookalikes_blind_ninth.NINTH,
     "ninth, of its mechanisms": lookalikes_blind_ninth_own.NINTH_OWN,
+    "tenth": lookalikes_blind_tenth.TENTH,
 }
 # what is left today, and why
 _SEPARATE = (
@@ -287,4 +291,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 407 and len(alike) == 376 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 419 and len(alike) == 388 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

@@ -36,7 +36,7 @@ class Part:
     """One proven part. tree: it as a function of ``self`` and its values; forms: (tests, expression) over them,
     ``names`` for values and ``own`` (name, expression over self) for what it reads, of which those in ``fixed`` are
     what they were; code: of the class, reads: of files. children: whose call is in it. numbers:
-    how many of the last values are numbers."""
+    how many of the last values are numbers. masks: functions that the forms call."""
 
     op: str
     tree: ast.FunctionDef
@@ -50,6 +50,7 @@ class Part:
     reads: tuple[Read, ...]
     children: tuple[str, ...] = ()
     numbers: int = 0
+    masks: tuple[tuple[str, ast.FunctionDef], ...] = ()
 
     def function(self, home: types.FunctionType, kind: Any) -> types.FunctionType:
         """What stands for it: (self, values) to its result."""
@@ -78,6 +79,7 @@ class Part:
         known |= {**child_calls.TESTS, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
         known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__}
+        known |= {name: plain_function(home, tree) for name, tree in self.masks}
         known |= {"ferryman_within": steady.within, "ferryman_readable": steady.readable}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}
         exec(compile("\n".join(lines) + "\n", "<ferryman part>", "exec"), known)  # noqa: S102 - our own text
