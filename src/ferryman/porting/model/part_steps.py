@@ -25,7 +25,7 @@ from ferryman.porting.model.trace import Unproven
 from ferryman.porting.model.trees import swap
 
 MOST_VALUES = 8
-_OF_SCORES, _ALONE = -1e30, -1e9  # a number that hides is no greater: beside what is added, and without
+_OF_SCORES, _ALONE = -0.99e30, -0.99e9  # a number that hides is no greater: beside what is added, and without
 _LIKE = {f.__name__ for f in (torch.ones_like, torch.zeros_like, torch.full_like, torch.empty_like)}
 _LIKE |= {"new_full", "new_zeros", "new_ones", "new_tensor", "new_empty"}
 _AS = {"type_as", "to", "expand_as", "view_as"}  # of another tensor they take the shape, or the dtype
@@ -338,11 +338,13 @@ def _code(
         f"ferryman_like = {name}.new_zeros(()).expand({shape})",
         f"ferryman_b = {name}.new_zeros({f'({shape},)' if steps.viewed else (1,) * len(sides)})",
         "ferryman_f = ferryman_b != 0",
+        "ferryman_z = ferryman_f",
     ]
     for i, step in enumerate(steps.steps):
         if step.kind == "view":
-            lines.append("ferryman_f = ferryman_f.expand(ferryman_b.shape)")
-            lines += [f"{held} = {_view(step.node, held, spelling)}" for held in ("ferryman_f", "ferryman_b")]
+            held = ("ferryman_f", "ferryman_b", "ferryman_z")
+            lines.append("ferryman_f = ferryman_f | ferryman_z")
+            lines += [f"{name_} = {_view(step.node, name_, spelling)}" for name_ in held]
             lines.append(f"ferryman_like_{i} = ferryman_b")
             spelling.names |= dict.fromkeys((s.node for s in steps.steps[i:]), f"ferryman_like_{i}")
             continue
@@ -360,16 +362,13 @@ def _code(
     if kind == "keep":
         result = "~ferryman_f"
     elif any(n != -torch.inf for some in numbers for n in some):
-        # a row in which nothing is left has the numbers that were written, of which no score is a part; in the others
-        # these weigh nothing
+        # a row in which all is hidden has the numbers that were written, of which no score is a part
         nothing = f"ferryman_f.all(-1, True).expand({', '.join(sides[:-1])}, 1)"
         back = f".permute({turned})" if turned != tuple(range(len(sides))) else ""
-        lines += [
-            "ferryman_h = (ferryman_f | (ferryman_b <= -1e29)).all(-1, True)",
-            f"{name} = {name}.masked_fill({nothing}{back}, 0.0)",
-        ]
-        result = "ferryman_b.masked_fill(ferryman_f & ~ferryman_h, -1e999)"
-    lines.append(f"return {name}, {result}")
+        lines.append(f"{name} = {name}.masked_fill({nothing}{back}, 0.0)")
+        if not any(s.kind in ("add", "take") for s in steps.steps):  # elsewhere they weigh nothing
+            result = "ferryman_b.masked_fill(ferryman_f & ~ferryman_f.all(-1, True), -1e999)"
+    lines = _used([*lines, f"return {name}, {result}"])
     body = "\n".join(f"    {line}" for line in lines)
     read = {n.id for line in lines for n in ast.walk(ast.parse(line.removeprefix("return "))) if isinstance(n, ast.Name)}
     sized = {n for n in names.values() if n in read}
@@ -378,6 +377,17 @@ def _code(
         return None
     given = [*sorted(sized), *(alias for alias in own if alias in read)]
     return f"def {MASK}({', '.join(given)}):\n{body}\n", own, given
+
+
+def _used(lines: list[str]) -> list[str]:
+    """Those of statements, each of which names what it puts somewhere first, whose values the last one comes to."""
+    known, kept = {"return"}, list[str]()
+    for line in reversed(lines):
+        target, _, value = line.partition(" ")
+        if target in known:
+            known |= {n.id for n in ast.walk(ast.parse(value.removeprefix("= "))) if isinstance(n, ast.Name)}
+            kept.insert(0, line)
+    return kept
 
 
 def _view(node: Node, held: str, spelling: _Spelling) -> str:

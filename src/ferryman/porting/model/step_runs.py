@@ -18,7 +18,7 @@ from ferryman.porting.model.part import plain_function
 from ferryman.porting.model.trace import Unproven
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-_WANTED, _MOST, _NEAR = 24, 1500, 36  # runs that agree, those that are tried, and those like one that agrees
+_WANTED, _MOST, _NEAR = 24, 800, 36  # runs that agree, those that are tried, and those like one that agrees
 _SHAPES = ("qk", "11qk", "b11k", "b1qk", "bhqk", "hqk", "bk", "bqk", "h11", "nqk", "1qk")
 _KINDS = ("bool", "truth", "bias", "far", "low", "whole")
 _CLOSE = 1e-9
@@ -80,6 +80,9 @@ class Runs:
         _, own = proving.function_of(root, leaves, True)
         whole = {n.value for n in own.values() if type(n.value) is int and 1 < n.value <= 64}
         whole |= {s for n in own.values() if isinstance(n.value, Tensor) for s in n.value.shape if 1 < s <= 64}
+        code, home = proving.function.__code__, proving.function.__globals__
+        named = (*code.co_consts, *(home.get(n) for n in code.co_names))
+        whole |= {n for n in named if type(n) is int and 1 < n <= 64}
         self.heads = (_HEADS, *sorted(whole - {_HEADS})[:6])
 
     def _code(self, root: Node, leaves: tuple[Node, ...]) -> nn.Module:
@@ -185,19 +188,28 @@ class Runs:
                 return False
             return not gradient or self._slopes(actual, wanted, [known[n] for n in one if n in self.layouts])
 
-        agreed, rows = 0, self.sizes
-        for self.sizes in ({**rows, "k": rows["q"]}, rows):
-            for way in self._ways(mask, one):
-                outcome = agrees(way)
-                for near in way.near() if outcome else ():
-                    further = agrees(near)
-                    outcome, agreed = further is not False and outcome, agreed + bool(further)
-                if outcome is False:
-                    return False
-                agreed += bool(outcome)
+        def agreeing(most: int) -> int | None:
+            """How many runs agree; None where one does not."""
+            agreed = 0
+            for way in self._ways(mask, one, most):
+                if (outcome := agrees(way)) is None:
+                    continue
+                further = [agrees(near) for near in way.near()] if outcome else []
+                if not outcome or False in further:
+                    return None
+                agreed += 1 + sum(map(bool, further))
                 if agreed >= _WANTED:
                     break
-        return agreed >= _WANTED // 2
+            return agreed
+
+        rows = self.sizes
+        for heads in dict.fromkeys((rows["h"], *self.heads)):
+            self.sizes = rows | {"h": heads, "n": rows["b"] * heads, "k": rows["q"]}
+            square = agreeing(_MOST)
+            if square is None or square >= _WANTED // 2:
+                self.sizes = self.sizes | {"k": rows["k"]}
+                return square is not None and agreeing(_MOST // 4) is not None
+        return False
 
     def _slopes(self, actual: Tensor, wanted: Tensor, values: list[Tensor]) -> bool:
         weights = torch.cos(torch.arange(wanted.numel(), dtype=torch.float64)).view(wanted.shape)
@@ -211,19 +223,19 @@ class Runs:
                 return False
         return True
 
-    def _ways(self, mask: Node, one: tuple[Node, ...]) -> Iterator[Way]:
+    def _ways(self, mask: Node, one: tuple[Node, ...], most: int) -> Iterator[Way]:
         """Numbers, and shapes and kinds of masks, in an order of no order."""
         rest = [n for n in self.leaves if n not in self.layouts and (n not in one or n.fact())]
         numbers, masks = ([n for n in rest if n.fact() is fact] for fact in (True, False))
         numbers = [n for n in numbers if n.counts()]
-        sizes = sorted(set(self.sizes.values()))
+        sizes = sorted({n for side, n in self.sizes.items() if side != "d"})
         ways = itertools.product(
             itertools.product(sizes, repeat=len(numbers)),
             itertools.product(_SHAPES, repeat=len(masks)),
             itertools.product(_KINDS[:3], repeat=len(masks)),
         )
         known = [*itertools.islice(ways, 200_000)]
-        for i in torch.randperm(len(known), generator=torch.Generator().manual_seed(3)).tolist()[:_MOST]:
+        for i in torch.randperm(len(known), generator=torch.Generator().manual_seed(3)).tolist()[:most]:
             counted, shapes, kinds = known[i]
             yield Way(i, dict(zip(numbers, counted, strict=True)), dict(zip(masks, shapes, strict=True)), kinds)
 
