@@ -18,12 +18,12 @@ from ferryman.porting.model.part import plain_function
 from ferryman.porting.model.trace import Unproven
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-_WANTED, _MOST, _NEAR = 24, 800, 36  # runs that agree, those that are tried, and those like one that agrees
+_WANTED, _MOST, _NEAR = 24, 500, 36  # runs that agree, those that are tried, and those like one that agrees
 _SHAPES = ("qk", "11qk", "b11k", "b1qk", "bhqk", "hqk", "bk", "bqk", "h11", "nqk", "1qk")
 _KINDS = ("bool", "truth", "bias", "far", "low", "whole")
 _CLOSE = 1e-9
 _WIDTH = 16
-_HEADS = 3
+_HEADS, _MOST_HEADS = 3, 6
 _LIKE = {"device": torch.device("cpu"), "dtype": torch.float64}
 _LAYOUTS = ("bhsd", "bshd", "nsd", "bhds", "nds")  # n: heads are in the batch
 
@@ -68,8 +68,9 @@ class Way:
 
     def near(self) -> Iterator[Way]:
         """The same with masks of other kinds."""
-        for i, kinds in enumerate(itertools.islice(itertools.product(_KINDS, repeat=len(self.kinds)), _NEAR)):
-            yield replace(self, seed=i, kinds=kinds)
+        kinds = [*itertools.product(_KINDS, repeat=len(self.kinds))]
+        for i in range(_NEAR):
+            yield replace(self, seed=i + i // len(kinds), kinds=kinds[i % len(kinds)])
 
 
 class Runs:
@@ -81,9 +82,9 @@ class Runs:
         whole = {n.value for n in own.values() if type(n.value) is int and 1 < n.value <= 64}
         whole |= {s for n in own.values() if isinstance(n.value, Tensor) for s in n.value.shape if 1 < s <= 64}
         code, home = proving.function.__code__, proving.function.__globals__
-        named = (*code.co_consts, *(home.get(n) for n in code.co_names))
-        whole |= {n for n in named if type(n) is int and 1 < n <= 64}
-        self.heads = (_HEADS, *sorted(whole - {_HEADS})[:6])
+        constants = (*code.co_consts, *(home.get(n) for n in code.co_names))
+        named = sorted(n for n in constants if type(n) is int and 1 < n <= 64)
+        self.heads = tuple(dict.fromkeys((_HEADS, *sorted(whole), *named)))[:_MOST_HEADS]
 
     def _code(self, root: Node, leaves: tuple[Node, ...]) -> nn.Module:
         """A part as a module, whose tensors are copies in float64."""
@@ -136,7 +137,7 @@ class Runs:
             try:
                 with torch.no_grad():
                     result, low = (code(*(values_of[n] for n in values)) for values_of in (known, narrow))
-            except Exception:  # noqa: BLE001, S112 - foreign code ran on what it may not take
+            except Exception:  # noqa: BLE001 - foreign code ran on what it may not take
                 continue
             if not isinstance(result, Tensor) or tuple(result.shape) != wanted or low.dtype is not torch.bfloat16:
                 continue
