@@ -133,7 +133,8 @@ def _shown(proving: Any, root: Node, leaves: tuple[Node, ...], steps: Steps, kin
     gradient = kind == "keep" or not any(s.value is not None for s in steps.steps)
     if not runs.agree(whole, one, function, given, own, mask, query, gradient):
         return None
-    return _part(proving, root, leaves, part, one, (tree, given, own), query, mask, gradient, numbers)
+    dims = {n: len(layout) for n, (layout, _) in runs.layouts.items()}
+    return _part(proving, root, leaves, part, one, (tree, given, own), query, mask, gradient, numbers, dims)
 
 
 def _numbers(proving: Any, steps: Steps) -> list[tuple[float, ...]]:
@@ -165,6 +166,7 @@ def _part(
     mask: Node,
     gradient: bool,
     numbers: list[tuple[float, ...]],
+    dims: dict[Node, int],
 ) -> Part:
     """The part of all steps, whose forms are those of the part of one."""
     tree, given, own = made
@@ -177,6 +179,7 @@ def _part(
     plain, _ = proving.function_of(root, leaves, False)
     tests = [f"type({a}) in ferryman_plain" for a, n in own.items() if isinstance(n.value, Tensor)]
     tests += [f"ferryman_same({a}, {n.value!r})" for a, n in own.items() if not isinstance(n.value, Tensor)]
+    tests += [f"{placed[n]}.dim() == {count}" for n, count in dims.items()]
     if not gradient:
         tests.append(recognise.no_gradient([placed[n] for n in one if n is not mask and not n.fact()]))
     added = not gradient and any(n != -torch.inf for some in numbers for n in some)

@@ -73,7 +73,8 @@ def code_of(
         if step.value is None:
             lines.append(f"ferryman_b = ferryman_b {'+' if step.kind == 'add' else '-'} ({operand})")
             continue
-        lines.append(f"ferryman_c = {'~' if step.kind == 'keep' else ''}({operand})")
+        of_where = ".logical_not()" if step.kind == "keep" else " != 0"  # which takes whole numbers, too
+        lines.append(f"ferryman_c = ({operand}){of_where if step.by == 'where' else ''}")
         value, masked = spelling.text(step.value), step.by == "masked_fill"
         written = f"masked_fill(ferryman_c, {value})" if masked else f"where(~ferryman_c, {value})"
         lines += [f"ferryman_b = ferryman_b.{written}"] if kind == "add" else []
@@ -85,16 +86,14 @@ def code_of(
         lines.append("ferryman_b = ferryman_b.where(ferryman_b > -1e29, ferryman_b * 0.5)")
     if kind == "add" and any(n != -torch.inf for some in numbers for n in some):
         # a row in which all is hidden has the numbers that were written, of which no score is a part
-        nothing = f"ferryman_f.all(-1, True).expand({', '.join(sides[:-1])}, 1)"
         back = f".permute({turned})" if turned != tuple(range(len(sides))) else ""
-        lines.append(f"{name} = {name}.masked_fill({nothing}{back}, 0.0)")
+        without = f"{name}.masked_fill(ferryman_f.all(-1, True){back}, 0.0)"
+        lines.append(f"{name} = {without} if ferryman_f.dim() == {len(sides)} else {name}")
         if not any(s.kind in ("add", "take") for s in steps.steps):  # elsewhere they weigh nothing
             result = "ferryman_b.masked_fill(ferryman_f & ~ferryman_f.all(-1, True), -1e999)"
     lines = _used([*lines, f"return {name}, {result}"])
     body = "\n".join(f"    {line}" for line in lines)
-    read = {
-        n.id for line in lines for n in ast.walk(ast.parse(line.removeprefix("return "))) if isinstance(n, ast.Name)
-    }
+    read = {name for line in lines for name in _read(line)}
     sized = {n for n in names.values() if n in read}
     own = spelling.own
     if any(not is_plain(n.value) and not isinstance(n.value, Tensor) for n in own.values()):

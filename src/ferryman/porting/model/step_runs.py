@@ -33,6 +33,8 @@ def number_of(proving: Any, node: Node, path: frozenset[Node], spelled: ast.expr
     for inner in node.inside(path):
         if inner.kind == "leaf" or isinstance(inner.value, Tensor):
             raise Unproven("a number that is given")
+        if inner.kind == "op" and inner.counts():
+            raise Unproven("a number of sizes")
         root = inner.tree
         while isinstance(root, ast.Attribute):
             root = root.value
