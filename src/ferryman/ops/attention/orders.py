@@ -184,6 +184,8 @@ def _mask(
     seen = torch.rand(shape, generator=draw) < 0.6
     seen[..., 0] = True
     seen[..., :1, :] &= not blind
+    if blind and reading.causal and queries > 2:  # of the third row, all that is no later key is hidden
+        seen[..., 2, :3], seen[..., 2, 3:] = False, True
     if far and queries > 1:
         seen[..., 1, 1:] = False
     if reading.mask == "bias":

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ferryman.porting.model import ordering, pairs, part_losses, recurrent, source
+from ferryman.porting.model import ordering, pairs, part_losses, part_steps, recurrent, source
 from ferryman.porting.model.cut_rules import more_than_one_of, place_of, places_of_own, recognised, results_of, within
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
@@ -211,6 +211,10 @@ class Search(Proving):
                 nearest = closest(root, lambda n: n in here or n in statement.names, ours)
                 if nearest is not None and nearest not in chosen and self._worth(root.inside(nearest)):
                     chosen, sized[nearest] = [*chosen, nearest], root.inside(nearest)
+            stepped = part_steps.cut_of(root, lambda n: n in here or n in statement.names)
+            if stepped is not None and stepped not in chosen and self._worth(root.inside(stepped)):
+                chosen, sized[stepped] = [*chosen, stepped], root.inside(stepped)
+            self.stepped |= {stepped} if stepped is not None else set()
         if self.joined:
             chosen = [c for c in chosen if part_losses.joins(sized[c]) and not any(n.of_ours() for n in c)]
             chosen = [c for c in chosen if c & moved] if self.moving else chosen

@@ -36,7 +36,8 @@ class Part:
     """One proven part. tree: it as a function of ``self`` and its values; forms: (tests, expression) over them,
     ``names`` for values and ``own`` (name, expression over self) for what it reads, of which those in ``fixed`` are
     what they were; code: of the class, reads: of files. children: whose call is in it. numbers:
-    how many of the last values are numbers. remark: what a user should know of it."""
+    how many of the last values are numbers. remark: what a user should know of it. masks: functions that the forms
+    call."""
 
     op: str
     tree: ast.FunctionDef
@@ -51,6 +52,7 @@ class Part:
     children: tuple[str, ...] = ()
     numbers: int = 0
     remark: str = ""
+    masks: tuple[tuple[str, ast.FunctionDef], ...] = ()
 
     def function(self, home: types.FunctionType, kind: Any) -> types.FunctionType:
         """What stands for it: (self, values) to its result."""
@@ -79,6 +81,7 @@ class Part:
         known |= {**child_calls.TESTS, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
         known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__, laid.NAME: laid.laid}
+        known |= {name: plain_function(home, tree) for name, tree in self.masks}
         known |= {"ferryman_within": steady.within, "ferryman_readable": steady.readable}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}
         exec(compile("\n".join(lines) + "\n", "<ferryman part>", "exec"), known)  # noqa: S102 - our own text

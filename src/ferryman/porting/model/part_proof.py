@@ -18,6 +18,7 @@ from ferryman.porting.model import (
     helpers,
     part_losses,
     part_sizes,
+    part_steps,
     part_weights,
     recognise,
     recurrent,
@@ -51,12 +52,20 @@ class Proving:
     trials: int = 0
     asked: set[str] = field(default_factory=set)  # paths of the module whose values were in a part
     methods: bool = False  # a part called methods, which may read any of the module's values
+    stepped: set[frozenset[Node]] = field(default_factory=set)  # cuts whose scores are masked in steps
 
     def asks(self, path: str) -> bool:
         """Whether what was tried may depend on the value that the module gives there."""
         return self.methods or path in self.asked or path.partition("(")[0] in TESTS
 
     def shown(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
+        part = self.plainly(root, leaves)
+        if part is None and frozenset(leaves) in self.stepped:
+            return part_steps.shown(self, root, leaves)
+        return part
+
+    def plainly(self, root: Node, leaves: tuple[Node, ...]) -> Part | None:
+        """A part as it is; None where it is none."""
         several = recurrent.loop_of(root) is not None or of_several(root, leaves)
         if sum(not (n.fact() or n.of_ours()) for n in leaves) > 2 and not several:
             return None
@@ -124,7 +133,7 @@ class Proving:
         if node in leaves:
             return names[leaves.index(node)]
         if node.kind == "self":
-            return self._of_ours(node.tree)
+            return self.of_ours(node.tree)
         if node.kind == "constant":
             return ast.unparse(node.tree)
         inner = {
@@ -258,7 +267,7 @@ class Proving:
         passed: frozenset[str] = frozenset(),
     ) -> Part | None:
         """With what is read of ours under names of its own. passed: of these, what comes as a value."""
-        paths = {alias: self._of_ours(node.tree) for alias, node in own.items()}
+        paths = {alias: self.of_ours(node.tree) for alias, node in own.items()}
         texts = [text for tests, expression in forms for text in (*tests, expression)]
         attributes = dict.fromkeys(n for text in texts for n in re.findall(r"\bself\.(\w+)", text))
         local = {n: n if n in paths else f"ferryman_own_{n}" for n in attributes}
@@ -300,7 +309,7 @@ class Proving:
         ]
         return tuple(tests)
 
-    def _of_ours(self, e: ast.expr) -> str:
+    def of_ours(self, e: ast.expr) -> str:
         """An expression over ``self``."""
         tree = copied(e)
         for node in ast.walk(tree):

@@ -68,7 +68,9 @@ def of_module(
     attributes = tuple(
         (n, v) for n, v in vars(module).items() if n in reached and isinstance(v, flow.FUNCTIONS) and v in served()
     )
-    texts = [(n, ast.dump(t), [(p.forms, p.own) for p in ps]) for n, t, ps, _ in functions]
+    texts = [
+        (n, ast.dump(t), [(p.forms, p.own, [ast.dump(m) for _, m in p.masks]) for p in ps]) for n, t, ps, _ in functions
+    ]
     calls = sorted((n, path, relied.text_of(state)) for n, some in calm.items() for path, state in some)
     name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes}".encode()).hexdigest()
     none = INNER if module._modules else NONE
