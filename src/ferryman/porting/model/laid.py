@@ -22,8 +22,7 @@ NAME = "ferryman_laid"
 def laid(run: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """``run(*given)``, whose dimensions are in memory in the order of the first one's. given: tensors of one shape,
     (..., N); run: works on rows of N."""
-    x = given[0]
-    order = None if x.is_contiguous() else order_in_memory(x)
+    order = order_in_memory(given[0])
     if order is None:
         return run(*given)
     back = [order.index(d) for d in range(len(order))]
@@ -37,7 +36,7 @@ def expression_of(op: str, expression: str, inputs: Sequence[str]) -> str:
     if registry.primitive(op).elementwise:
         return expression
     names = ", ".join(inputs)
-    return f"{NAME}(lambda {names}: {expression}, {names})"
+    return f"({expression} if {inputs[0]}.is_contiguous() else {NAME}(lambda {names}: {expression}, {names}))"
 
 
 @torch.no_grad()
