@@ -127,14 +127,14 @@ def on_fresh(scan: Any, e: ast.AST) -> bool:
     func = e.func if isinstance(e, ast.Call) and len(e.args) == 1 and not e.keywords else None
     if not isinstance(func, ast.Attribute) or func.attr not in _IN_PLACE:
         return False
-    made = func.value
-    if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Attribute):
-        return isinstance(made, ast.BinOp) and isinstance(made.op, _OPERATORS)
-    mine = isinstance(made.func.value, ast.Name) and made.func.value.id == scan.self_name
-    method = scan.methods.get(made.func.attr) if mine and made.func.attr not in scan.locals else None
+    inner = func.value
+    if not isinstance(inner, ast.Call) or not isinstance(inner.func, ast.Attribute):
+        return isinstance(inner, ast.BinOp) and isinstance(inner.op, _OPERATORS)
+    mine = isinstance(inner.func.value, ast.Name) and inner.func.value.id == scan.self_name
+    method = scan.methods.get(inner.func.attr) if mine and inner.func.attr not in scan.locals else None
     inner = None if method is None else source.innermost(method)
     tree = source.parsed(inner) if isinstance(inner, types.FunctionType) and inner is method else None
-    nodes = [*ast.walk(tree)] if tree is not None and made.func.attr not in vars(scan.module or object()) else []
+    nodes = [*ast.walk(tree)] if tree is not None and inner.func.attr not in vars(scan.module or object()) else []
     results = [n.value for n in nodes if isinstance(n, ast.Return)]
     plain = not any(isinstance(n, ast.FunctionDef | ast.Lambda | ast.Yield) for n in nodes[1:])
     return bool(results) and plain and all(isinstance(r, ast.BinOp) and isinstance(r.op, _OPERATORS) for r in results)
@@ -143,7 +143,7 @@ def on_fresh(scan: Any, e: ast.AST) -> bool:
 def written(scan: Any, e: ast.Call) -> Node:
     """Such a call: another value, of one that no equal expression shares."""
     assert isinstance(e.func, ast.Attribute)
-    made, other = scan.node(e.func.value), scan.node(e.args[0])
-    parts = [(e.func.value, replace(made)), (e.args[0], other)]
+    inner, other = scan.node(e.func.value), scan.node(e.args[0])
+    parts = [(e.func.value, replace(inner)), (e.args[0], other)]
     node: Node = scan._op(e, parts, _IN_PLACE[e.func.attr], alone=True)
     return node

@@ -161,7 +161,7 @@ def _part(
     leaves: tuple[Node, ...],
     part: Part,
     one: tuple[Node, ...],
-    made: tuple[ast.FunctionDef, list[str], dict[str, Node]],
+    code: tuple[ast.FunctionDef, list[str], dict[str, Node]],
     query: Node,
     mask: Node,
     gradient: bool,
@@ -169,7 +169,7 @@ def _part(
     dims: dict[Node, int],
 ) -> Part:
     """The part of all steps, whose forms are those of the part of one."""
-    tree, given, own = made
+    tree, given, own = code
     placed = dict(zip(one, part.names, strict=True))
     names = tuple(placed.get(leaf, f"ferryman_m{i}") for i, leaf in enumerate(leaves))
     own_name = placed[mask]

@@ -64,7 +64,7 @@ def code_of(
         if step.kind == "view":
             kept = ("ferryman_f", "ferryman_b", "ferryman_z")
             lines.append("ferryman_f = ferryman_f | ferryman_z")
-            lines += [f"{held} = {_view(step.node, held, spelling)}" for held in kept]
+            lines += [f"{value} = {_view(step.node, value, spelling)}" for value in kept]
             lines.append(f"ferryman_like_{i} = ferryman_b")
             spelling.names |= dict.fromkeys((s.node for s in steps.steps[i:]), f"ferryman_like_{i}")
             continue
@@ -117,9 +117,9 @@ def _used(lines: list[str]) -> list[str]:
     return kept
 
 
-def _view(node: Node, held: str, spelling: Spelling) -> str:
+def _view(node: Node, value: str, spelling: Spelling) -> str:
     tree = node.tree
     assert isinstance(tree, ast.Call)
     inner = {id(s): spelling(c) for s, c in zip(node.slots[1:], node.children[1:], strict=True)}
     arguments = ", ".join(ast.unparse(swap(a, inner)) for a in tree.args[-len(inner) :] if inner)
-    return f"{held}.{'reshape' if node.label == 'view' else node.label}({arguments})"
+    return f"{value}.{'reshape' if node.label == 'view' else node.label}({arguments})"

@@ -115,10 +115,10 @@ class Runs:
             for (q, k), one, other in itertools.product((pair, pair[::-1]), _LAYOUTS[:3], _LAYOUTS):
                 self.sizes = {"b": batch, "h": heads, "q": queries, "k": keys, "d": _WIDTH, "n": batch * heads}
                 given = {q: self.shaped(one, "q"), k: self.shaped(other, "k")}
-                found = self._scores(code, values, counted, given, (q, k), (one, other))
-                if found is not None:
+                result = self._scores(code, values, counted, given, (q, k), (one, other))
+                if result is not None:
                     self.layouts = {q: (one, "q"), k: (other, "k")}
-                    return found
+                    return result
         return None
 
     def _scores(
@@ -183,8 +183,8 @@ class Runs:
                 return None
             names = {f"ferryman_m{i}": known[leaf] for i, leaf in enumerate(self.leaves)} | mine
             try:
-                queries, made = function(*(names[n] for n in given))
-                actual = served(*(made if n is mask else queries if n is query else known[n] for n in one))
+                queries, mask_value = function(*(names[n] for n in given))
+                actual = served(*(mask_value if n is mask else queries if n is query else known[n] for n in one))
             except Exception:  # noqa: BLE001 - what the part takes, it takes
                 return False
             if actual.shape != wanted.shape or not _near(actual, wanted):
