@@ -127,14 +127,14 @@ def on_fresh(scan: Any, e: ast.AST) -> bool:
     func = e.func if isinstance(e, ast.Call) and len(e.args) == 1 and not e.keywords else None
     if not isinstance(func, ast.Attribute) or func.attr not in _IN_PLACE:
         return False
-    inner = func.value
-    if not isinstance(inner, ast.Call) or not isinstance(inner.func, ast.Attribute):
-        return isinstance(inner, ast.BinOp) and isinstance(inner.op, _OPERATORS)
-    mine = isinstance(inner.func.value, ast.Name) and inner.func.value.id == scan.self_name
-    method = scan.methods.get(inner.func.attr) if mine and inner.func.attr not in scan.locals else None
+    target = func.value
+    if not isinstance(target, ast.Call) or not isinstance(target.func, ast.Attribute):
+        return isinstance(target, ast.BinOp) and isinstance(target.op, _OPERATORS)
+    mine = isinstance(target.func.value, ast.Name) and target.func.value.id == scan.self_name
+    method = scan.methods.get(target.func.attr) if mine and target.func.attr not in scan.locals else None
     inner = None if method is None else source.innermost(method)
     tree = source.parsed(inner) if isinstance(inner, types.FunctionType) and inner is method else None
-    nodes = [*ast.walk(tree)] if tree is not None and inner.func.attr not in vars(scan.module or object()) else []
+    nodes = [*ast.walk(tree)] if tree is not None and target.func.attr not in vars(scan.module or object()) else []
     results = [n.value for n in nodes if isinstance(n, ast.Return)]
     plain = not any(isinstance(n, ast.FunctionDef | ast.Lambda | ast.Yield) for n in nodes[1:])
     return bool(results) and plain and all(isinstance(r, ast.BinOp) and isinstance(r.op, _OPERATORS) for r in results)
