@@ -29,7 +29,7 @@ def seen() -> Iterator[list[Tensor]]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = face(*args, **kwargs)
             tensors = (t for t in tree_leaves(result) if isinstance(t, Tensor))
-            given.extend(t for t in tensors if t.dtype in (torch.int64, torch.int32))
+            given.extend(t.clone() for t in tensors if t.dtype in (torch.int64, torch.int32))
             return result
 
         return call

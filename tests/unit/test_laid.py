@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -135,3 +136,30 @@ def test_a_compiler_follows_it_with_sizes_that_are_symbols(layout: str) -> None:
     wanted = before(x)
     assert y.stride() == wanted.stride()
     torch.testing.assert_close(y, wanted)
+
+
+class OfChannels(nn.Module):
+    """A norm over an image's channels, written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(6) + 0.5), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = x.mean(1, keepdim=True)
+        s = (x - u).pow(2).mean(1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + 1e-6)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_a_norm_of_channels_lies_as_its_code_does(form: torch.memory_format) -> None:
+    model = nn.Sequential(OfChannels()).eval()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    x = torch.randn(2, 6, 3, 4).contiguous(memory_format=form)
+    with torch.no_grad(), ferryman.trace() as trace:
+        actual, wanted = model(x), before(x)
+    assert {op for op, _ in trace.calls} == {"layer_norm"}
+    assert actual.stride() == wanted.stride() == x.stride()
+    assert_as_right(actual, before, x)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -125,6 +127,38 @@ class File(nn.Module):
         return s.softmax(-1) @ v
 
 
+class Attribute(nn.Module):
+    """A number that hides, of the module's."""
+
+    def __init__(self, fill: Any) -> None:
+        super().__init__()
+        self.fill = fill
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor) -> Tensor:
+        s = q @ k.transpose(-2, -1) / math.sqrt(D)
+        s = s.masked_fill(torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1), self.fill)
+        s = s.masked_fill(pad[:, None, None, :], self.fill)
+        return s.softmax(-1) @ v
+
+
+class Chosen(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor) -> Tensor:
+        s = q @ k.transpose(-2, -1) / math.sqrt(D)
+        s = torch.where(torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(), s, -1e9)
+        s = torch.where(pad[:, None, None, :], -1e9, s)
+        return s.softmax(-1) @ v
+
+
+class Tiers(nn.Module):
+    """Of two numbers that hide the smaller one hides more."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, pad: Tensor) -> Tensor:
+        s = q @ k.transpose(-2, -1) / math.sqrt(D)
+        s = s + torch.where(torch.arange(S) < 5, -0.9e29, -1.5e29)
+        s = s + torch.zeros(S, S)
+        return s.softmax(-1) @ v
+
+
 SERVED = (TwoFills, TwoInfinities, TwoNumbers, TwoAdded, FilledAndAdded, BiasedAndFilled, Learned)
 LEFT = (OfScores, Small, SmallBeside)
 TRAINED = (TwoFills, TwoInfinities, TwoAdded)  # whose gradients are the op's, too
@@ -227,6 +261,45 @@ def test_masks_that_broadcast_queries_and_code_of_other_dimensions_stay_right() 
                     continue
                 exact = copy.deepcopy(before).double()(*_cast(given, torch.float64))
                 _as_near(model(*given), own, exact)
+
+
+@pytest.mark.parametrize("fill", [LOW, -1e9, np.float64(-1e9), float("nan")], ids=str)
+def test_a_number_of_the_modules_is_itself(fill: Any) -> None:
+    model, before = (nn.Sequential(Attribute(fill)).eval() for _ in range(2))
+    with contextlib.suppress(PortError):
+        ferryman.port(model)
+    given = _given()
+    with torch.no_grad(), ferryman.trace() as trace:
+        actual = model[0](*given)
+        assert ("attention" in {op for op, _ in trace.calls}) == (fill in (LOW, -1e9) and type(fill) is float)
+        _as_near(actual, before[0](*given), before.double()[0](*_cast(given, torch.float64)))
+
+
+@pytest.mark.parametrize("kind", [*SERVED, Chosen])
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_under_autocast_and_in_float16_rows_that_see_nothing_are_the_codes(kind: Any, narrow: torch.dtype) -> None:
+    model, before = _pair(kind)
+    given = _given()
+    with torch.autocast("cpu", narrow):
+        assert _numbers(model, given) == _numbers(before, given)
+    given = _cast(given, torch.float16)
+    assert _numbers(model.half(), given) == _numbers(before.half(), given)
+
+
+@torch.no_grad()
+def _numbers(module: nn.Module, given: tuple[Tensor, ...]) -> Any:
+    """Where a result has numbers, or that there is none: float16 has not all that hide."""
+    try:
+        return module(*given).isfinite().tolist()
+    except RuntimeError:
+        return None
+
+
+def test_what_hides_more_hides_more() -> None:
+    model, before = _pair(Tiers)
+    given = _given()
+    with torch.no_grad():
+        _as_near(model(*given), before(*given), before.double()(*_cast(given, torch.float64)))
 
 
 def test_a_mask_in_double_precision_stays_the_codes() -> None:

@@ -105,6 +105,14 @@ STAYS = {
     "smallest": "v, i = torch.topk(x, 2, largest=False)\n        return v.softmax(-1), i",
     "rising": "v, i = x.softmax(-1).sort(dim=-1)\n        return v[..., -2:], i[..., -2:]",
     "of eight": "w, i = x[..., :8].softmax(-1).topk(2)\n        return w, i",
+    "of sixty": "v, i = x[..., :60].topk(2, -1)\n        return v.softmax(-1), i",
+    "shares of sixty": "w, i = x.softmax(-1)[..., :60].topk(2)\n        return w, i",
+    "none past sixty": "w, i = x.sigmoid().topk(2)\n        return w * (i < 60), i",
+    "other names past sixty": "w, i = x.softmax(-1).topk(2)\n        return w, torch.where(i < 60, i, i - 60)",
+    "names of 32": "w, i = x.softmax(-1).topk(2)\n        return w, i % 32",
+    "names of 8 bits": "w, i = x.softmax(-1).topk(2)\n        return w, i.to(torch.uint8).long()",
+    "at most 200": "w, i = x.softmax(-1).topk(2)\n        return w, i.clamp(max=200)",
+    "hidden past sixty": "x = x.masked_fill(torch.arange(x.shape[-1]) >= 60, float('-inf'))\n        v, i = x.topk(2)\n        return v.softmax(-1), i",
     "no sum": "w, i = x.sigmoid().topk(2)\n        return w / w.sum(-1, keepdim=True), i",
 }
 
@@ -168,3 +176,28 @@ def test_what_is_written_over_has_one_name(body: str, tmp_path: Path) -> None:
     with torch.no_grad():
         for a, w in zip(model(x), twin(x), strict=True):
             torch.testing.assert_close(a, w, rtol=1e-5, atol=1e-6)
+
+
+def test_a_score_with_a_bias_is_the_modules_own_in_16_bits() -> None:
+    """Two roundings may turn two scores, which the op compares unrounded."""
+    torch.manual_seed(0)
+    model, twin = _Biased(), _Biased()
+    assert _served(nn.Sequential(model))
+    assert model(torch.randn(4, 8))[1].shape == (4, 2)
+    x = torch.randn(4000, 8, dtype=torch.bfloat16)
+    with torch.no_grad(), ferryman.trace() as trace:
+        actual = model.bfloat16()(x)
+        wanted = twin.bfloat16()(x)
+    assert not any(op == "gate_topk" for op, _ in trace.calls)
+    assert all(torch.equal(a, w) for a, w in zip(actual, wanted, strict=True))
+
+
+class _Biased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.linspace(-0.3, 0.3, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = x.sigmoid()
+        ids = (scores + self.bias).topk(2, -1)[1]
+        return scores.gather(-1, ids), ids

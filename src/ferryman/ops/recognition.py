@@ -126,15 +126,15 @@ class Layer:
     candidate's. beside: ops that the expression calls once beside ``op``. chosen: of a result, the numbers that it
     chose, (T, k), where the module's own calls may leave open which of equal ones they choose: the module is run with
     that choice then, wherever it may make it. level: so many seeds past ``seeds`` draw equal, saturated and not finite
-    numbers; no gradient is compared of these, and in no draw the module may choose others. across: the least length of
-    an input's last axis, where that may be any, too; 0 where it may not. refused: how
-    many of the seeds, the last ones, the block may refuse: an error is no result. numbers: the input of whole numbers
-    that a block goes over one by one, if it does, with a number in those last seeds that the others never have. axis:
-    of its inputs, along which they may be of any length; longer: inputs of a length, and of one of ``widths``, where
-    that is along others. width: an expression that must be one of ``widths``, all of which are tried, where the code
-    computes with it. fills: its code may hide scores by a number that a narrow dtype lacks, and raise there; that dtype
-    is then left to it. Elsewhere such a number is a bound that no draw reaches, and the block is not the layer. single:
-    code that rounds narrower dtypes at other places keeps these, and float32 is served.
+    numbers; no gradient is compared of these, and in no draw the module may choose others. across: the least and the
+    most length of an input's last axis, where it may have any between them. refused: how many of the seeds, the last
+    ones, the block may refuse: an error is no result. numbers: the input of whole numbers that a block goes over one by
+    one, if it does, with a number in those last seeds that the others never have. axis: of its inputs, along which they
+    may be of any length; longer: inputs of a length, and of one of ``widths``, where that is along others. width: an
+    expression that must be one of ``widths``, all of which are tried, where the code computes with it. fills: its code
+    may hide scores by a number that a narrow dtype lacks, and raise there; that dtype is then left to it. Elsewhere
+    such a number is a bound that no draw reaches, and the block is not the layer. single: code that rounds narrower
+    dtypes at other places keeps these, and float32 is served.
     """
 
     op: str
@@ -147,7 +147,7 @@ class Layer:
     beside: tuple[str, ...] = ()
     chosen: Callable[[Any], Tensor] | None = None
     level: int = 0
-    across: int = 0
+    across: tuple[int, int] | None = None
     refused: int = 0
     numbers: int | None = None
     axis: int = 0

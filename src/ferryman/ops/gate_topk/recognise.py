@@ -117,8 +117,9 @@ def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
         known = {(*deep[0].shape[:-1], k): ("*a0.shape[:-1]", "a0"), (deep[0].shape[:-1].numel(), k): ("-1", "l")}
         forms = [(shape in known, *known.get(shape or (), ("-1", "l")))]
         forms += [(False, "-1", "a0")] if shape in known else []  # of two sides, what it does to more says nothing
+        # a score with a bias is rounded twice in 16 bits, which may turn two of them
         dtype = "a0.dtype.is_floating_point and a0.dtype.itemsize < 8"
-        dtype += f" and a0.dtype is self.{bias}.dtype" if bias else ""
+        dtype = f"a0.dtype is torch.float32 and self.{bias}.dtype is torch.float32" if bias else dtype
         options = list(_options(block, x, w, ids, outcome[1][bias] if bias else None))
         casts = ("w", "w.to(a0.dtype)")
         for (wide, places, logits), single, option, cast in itertools.product(forms, (False, True), options, casts):
@@ -126,7 +127,7 @@ def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
             alone = free and groups == (1, 1)
             said = f"{k}, {scoring!r}, {f'self.{bias}' if bias else None}, {groups[0]}, {groups[1]}, {renormalise}"
             tests = [f"a0.dim() {'>=' if wide else '=='} 2", dtype, *_named(block, k, groups, scale)]
-            tests += [] if alone else [f"a0.shape[-1] == {experts}"]
+            tests += [f"a0.shape[-1] {'<=' if alone else '=='} {_MOST if alone else experts}"]
             parts = {"l": logits, "w": f"{cast}.reshape({places}, {k})", "i": f"i.reshape({places}, {k})"}
             yield Layer(
                 "gate_topk",
@@ -138,7 +139,7 @@ def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
                 " and ".join(tests),
                 chosen=operator.itemgetter(kinds.index("i")),
                 level=_LEVEL if groups == (1, 1) else 1,  # of equal groups, either may be chosen
-                across=k if alone else 0,
+                across=(max(k, 2), _MOST) if alone else None,
                 single=single,
             )
         return

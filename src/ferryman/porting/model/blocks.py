@@ -217,15 +217,16 @@ def _longer(runs: Runs, count: int, numbers: set[float]) -> tuple[Proof, int]:
         large.append(_LONG)
     inputs: list[tuple[Any, ...]] = []
     axis = runs.layer.axis
-    for length in sorted(whole | {_LONG}):
+    least, most = runs.layer.across or (0, 0)
+    for length in sorted(whole | {_LONG, most} - {0}):
         if runs.layer.longer is not None:
             inputs.append((*runs.layer.longer(length, runs.layer.widths[0]), *runs.tensors))
             continue
         given = runs.layer.draw(0)
         rows = given[0].shape[axis]
         inputs.append((*(_repeated(x, axis, rows, length) for x in given), *runs.tensors))
-        if runs.layer.across and length >= runs.layer.across:
-            inputs.append((*(_repeated(x, x.dim() - 1, x.shape[-1], length) for x in given), *runs.tensors))
+        if least <= length <= most:
+            inputs.append((*(_each_largest(length) for _ in given), *runs.tensors))
     proof = prove(*_sides(runs, False, count), inputs, storage=(), gradients=False, values=True)
     return proof, min(large, default=0)
 
@@ -244,6 +245,12 @@ def _of_widths(runs: Runs, count: int, children: tuple[str, ...]) -> bool:
 
     of_lengths = holds(layer.longer(length, layer.widths[0]) for length in (1, 2, 3, 16, 100, _LONG))
     return of_lengths and not trace.sized(plain=False) and holds(layer.longer(5, width) for width in layer.widths)
+
+
+def _each_largest(length: int) -> Tensor:
+    """Rows of so many numbers, each of which is the largest of one row: code may mean other elements by large ids."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randn((length, length), generator=generator, dtype=torch.float64) + 9.0 * torch.eye(length).double()
 
 
 def _repeated(x: Tensor, axis: int, rows: int, length: int) -> Tensor:

@@ -7,6 +7,7 @@ whose code does so the op is called with views that have their dimensions in ord
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,8 +36,10 @@ def expression_of(op: str, expression: str, inputs: Sequence[str]) -> str:
     """An expression over ``inputs`` by `laid`, for an op whose results are contiguous."""
     if registry.primitive(op).elementwise:
         return expression
-    names = ", ".join(inputs)
-    return f"({expression} if {inputs[0]}.is_contiguous() else {NAME}(lambda {names}: {expression}, {names}))"
+    # names of its own: what stands for an input may become an expression (`turned`)
+    inside = re.sub(rf"(?<![\w.])({'|'.join(inputs)})\b", r"ferryman_\1", expression)
+    own, given = ", ".join(f"ferryman_{name}" for name in inputs), ", ".join(inputs)
+    return f"({expression} if {inputs[0]}.is_contiguous() else {NAME}(lambda {own}: {inside}, {given}))"
 
 
 @torch.no_grad()

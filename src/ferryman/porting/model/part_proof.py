@@ -30,7 +30,7 @@ from ferryman.porting.model.child_calls import TESTS
 from ferryman.porting.model.leaf import class_code, names_reached
 from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part import Part, plain_function
-from ferryman.porting.model.part_rules import child, is_plain, named, reads_methods, tensors
+from ferryman.porting.model.part_rules import child, is_plain, named, reads_methods, tensors, value_text
 from ferryman.porting.model.part_shape import PRODUCTS, TURNS, of_products, of_several, own_logits, products, stacks
 from ferryman.porting.model.recognise import Role
 from ferryman.porting.model.trace import Read, Trace, Unproven, numbers_in
@@ -297,11 +297,13 @@ class Proving:
 
     def same(self, module: nn.Module, own: dict[str, Node]) -> tuple[str, ...]:
         """Tests that what the proof had of the module is what it has."""
-        tests = [f"ferryman_same(self.{a}, {n.value!r})" for a, n in own.items() if is_plain(n.value)]
+        plain = {a: n.value for a, n in own.items() if is_plain(n.value)}
         reached = names_reached(type(module))
         for name, value in vars(module).items():
             if name in reached and name not in own and name in vars(self.module or module) and is_plain(value):
-                tests += [] if name.startswith("_") else [f"ferryman_same(self.{name}, {value!r})"]
+                plain |= {} if name.startswith("_") else {name: value}
+        texts = [(name, value_text(value)) for name, value in plain.items()]
+        tests = ["False" if text is None else f"ferryman_same(self.{name}, {text})" for name, text in texts]
         forward, home = type(module).forward, self.function.__globals__
         named = {n: home.get(n) for code in source.codes_of(forward) for n in code.co_names}  # type: ignore[arg-type]
         tests += [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ferryman.porting.model import flow
@@ -40,3 +42,13 @@ def reads_methods(tree: ast.FunctionDef, self_name: str | None, own: dict[str, N
 def is_plain(value: Any) -> bool:
     parts = value if isinstance(value, tuple) else (value,)
     return not isinstance(value, Tensor) and all(isinstance(p, flow.PLAIN) for p in parts)
+
+
+def value_text(value: Any) -> str | None:
+    """Code that gives a value again; None for what has none, such as a number of NumPy's or an enumeration's."""
+    if type(value) is tuple:
+        parts = [value_text(part) for part in value]
+        return None if None in parts else f"({''.join(f'{part}, ' for part in parts)})"
+    if type(value) is float and not math.isfinite(value):
+        return f"float('{value}')"
+    return repr(value) if type(value) in (bool, int, float, str, type(None), torch.dtype) else None

@@ -19,6 +19,7 @@ from torch import Tensor
 from ferryman.porting.model import recognise, step_runs
 from ferryman.porting.model.nodes import Node
 from ferryman.porting.model.part import Part, plain_function
+from ferryman.porting.model.part_rules import value_text
 from ferryman.porting.model.part_shape import closest, products
 from ferryman.porting.model.score_steps import MASK, Steps, replaced, steps_of
 from ferryman.porting.model.step_code import Spelling, code_of
@@ -134,7 +135,8 @@ def _shown(proving: Any, root: Node, leaves: tuple[Node, ...], steps: Steps, kin
     if not runs.agree(whole, one, function, given, own, mask, query, gradient):
         return None
     dims = {n: len(layout) for n, (layout, _) in runs.layouts.items()}
-    return _part(proving, root, leaves, part, one, (tree, given, own), query, mask, gradient, numbers, dims)
+    half = kind == "keep" and all(n == -torch.inf for some in numbers for n in some)
+    return _part(proving, root, leaves, part, one, (tree, given, own), query, mask, gradient, half, dims)
 
 
 def _numbers(proving: Any, steps: Steps) -> list[tuple[float, ...]]:
@@ -165,10 +167,10 @@ def _part(
     query: Node,
     mask: Node,
     gradient: bool,
-    numbers: list[tuple[float, ...]],
+    half: bool,
     dims: dict[Node, int],
 ) -> Part:
-    """The part of all steps, whose forms are those of the part of one."""
+    """The part of all steps, whose forms are those of the part of one. half: in float16, too."""
     tree, given, own = code
     placed = dict(zip(one, part.names, strict=True))
     names = tuple(placed.get(leaf, f"ferryman_m{i}") for i, leaf in enumerate(leaves))
@@ -178,12 +180,13 @@ def _part(
     )
     plain, _ = proving.function_of(root, leaves, False)
     tests = [f"type({a}) in ferryman_plain" for a, n in own.items() if isinstance(n.value, Tensor)]
-    tests += [f"ferryman_same({a}, {n.value!r})" for a, n in own.items() if not isinstance(n.value, Tensor)]
+    tests += [f"ferryman_same({a}, {value_text(n.value)})" for a, n in own.items() if not isinstance(n.value, Tensor)]
     tests += [f"{placed[n]}.dim() == {count}" for n, count in dims.items()]
     if not gradient:
         tests.append(recognise.no_gradient([placed[n] for n in one if n is not mask and not n.fact()]))
-    added = not gradient and any(n != -torch.inf for some in numbers for n in some)
-    tests += [f"{placed[query]}.dtype is not torch.float16"] if added else []
+    # scores are of another dtype under autocast; in float16 a number that hides, or a sum of two, may become -inf
+    tests.append(f"not {placed[query]}.is_meta and not torch.is_autocast_enabled({placed[query]}.device.type)")
+    tests += [] if half else [f"{placed[query]}.dtype is not torch.float16"]
     otherwise = f"ferryman_original(self, {', '.join(f'ferryman_a{i}' for i in range(len(leaves)))})"
     forms = []
     for asked, expression in part.forms:

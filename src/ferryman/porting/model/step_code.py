@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ferryman.porting.model.nodes import Node
-from ferryman.porting.model.part_rules import is_plain
+from ferryman.porting.model.part_rules import value_text
 from ferryman.porting.model.score_steps import MASK, Steps
 from ferryman.porting.model.trace import Unproven
 from ferryman.porting.model.trees import swap
@@ -82,8 +82,8 @@ def code_of(
     result = "ferryman_b"
     if kind == "keep":
         result = "~ferryman_f"
-    else:  # half of what hides hides as well, and is a number in a logarithm of another base, too
-        lines.append("ferryman_b = ferryman_b.where(ferryman_b > -1e29, ferryman_b * 0.5)")
+    else:  # about half of what hides hides as well, in the same order, and is a number in a logarithm of another base
+        lines.append("ferryman_b = ferryman_b.where(ferryman_b > -1e29, ferryman_b * 0.5 - 0.5e29)")
     if kind == "add" and any(n != -torch.inf for some in numbers for n in some):
         # a row in which all is hidden has the numbers that were written, of which no score is a part
         back = f".permute({turned})" if turned != tuple(range(len(sides))) else ""
@@ -96,7 +96,7 @@ def code_of(
     read = {name for line in lines for name in _read(line)}
     sized = {n for n in names.values() if n in read}
     own = spelling.own
-    if any(not is_plain(n.value) and not isinstance(n.value, Tensor) for n in own.values()):
+    if any(value_text(n.value) is None and not isinstance(n.value, Tensor) for n in own.values()):
         return None
     given = [*sorted(sized), *(alias for alias in own if alias in read)]
     return f"def {MASK}({', '.join(given)}):\n{body}\n", own, given
