@@ -603,7 +603,7 @@ _kind(
             "    def __init__(self): super().__init__(); self.register_buffer('bias', torch.tril(torch.ones(8, 8)).view(1, 1, 8, 8))\n    def forward",
             1,
         ),
-        "softmax",
+        "attention",
         "x",
     ),
     (_h("s = q @ k.mT / 4\ns = s - s.logsumexp(dim=-1, keepdim=True)\nreturn s.exp() @ v"), "attention", "x"),

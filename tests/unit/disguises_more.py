@@ -456,7 +456,7 @@ _kind(
     (
         _S
         + "s = torch.einsum('bhid,bhjd->bhij', q, k) * 0.25\n        m = torch.ones(5, 5, dtype=torch.bool).triu(1)\n        s = s.masked_fill(m, float('-inf')).softmax(dim=-1)\n        return torch.einsum('bhij,bhjd->bhid', s, v)\n",
-        "softmax",
+        "attention",
         "x",
     ),
     (
