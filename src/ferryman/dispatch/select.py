@@ -124,8 +124,7 @@ def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool
 
     ``absent``: the device need not be here, so only the vendor and the clauses are asked.
     """
-    backend = registry.backends()[line.backend]
-    if profile.vendor not in backend.vendors:
+    if profile.vendor not in registry.backends()[line.backend].vendors:
         return [f"{line.backend} does not serve {profile.vendor} devices"]
     reasons = [] if absent else list(registry.probe(line.backend, profile.vendor))
     if view.flags["deterministic"] and not line.deterministic:

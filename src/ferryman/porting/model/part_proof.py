@@ -91,11 +91,10 @@ class Proving:
         whether they are the same."""
         values = tuple(n for n in leaves if not n.fact())
         # another value of an argument leaves all of a part to the code: what is served without it would be lost
-        if any(n.kind == "leaf" and n.fact() for n in leaves) and not part_losses.is_loss(
-            root.inside(frozenset(leaves))
-        ):
+        below = root.inside(frozenset(leaves))
+        if any(n.kind == "leaf" and n.fact() for n in leaves) and not part_losses.is_loss(below):
             return None
-        twice = products(root.inside(frozenset(leaves))) == 2
+        twice = products(below) == 2
         places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
         plain, _ = self.function_of(root, leaves, False)
         key = ast.unparse(plain)
