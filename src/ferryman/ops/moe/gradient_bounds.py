@@ -175,9 +175,11 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
         {"accumulate": h.abs() + 2 * biased[:, : 2 * inner].abs(), "h": h.abs(), "h_flush": ones(h)},
     )
     if clamped:
-        first = through(first, lambda term: torch.where(h.isinf(), 0.0, term))
+        first = through(first, lambda term: torch.where(h.isfinite(), term, 0.0))
     gate, raw = h[:, :inner], h[:, inner:]
-    up = factor(raw, activation)
+    if clamped:  # below -1e4, and of -inf, the slope is 0; what follows from the activation there is 0, or not finite
+        gate = gate.clamp(min=-1e4)
+    up = factor(raw, activation).nan_to_num(nan=0.0)  # what follows from it is NaN; the gradient of it does not
     of_gate = through(first, lambda term: term[:, :inner])
     of_up = through(first, lambda term: term[:, inner:])
     u = by_expert_turned(above, down)
@@ -196,7 +198,7 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
         plus(through(of_gate, lambda t: curve * t), {"accumulate": _own_slope(gate, activation), "absolute": tiny}),
     )
     passes = passed(raw, activation)
-    jump = _nearness(raw.abs() - LIMIT) if clamped else 0.0
+    jump = _nearness(raw.abs() - LIMIT).nan_to_num(nan=0.0) if clamped else 0.0
     to_passed = Moved(passes, through(of_up, lambda t: jump * t) if clamped else {"absolute": 0.0 * passes})
     share = Moved(weight, {"absolute": torch.zeros_like(weight)})
 

@@ -192,8 +192,8 @@ def moe_experts_grouped_mm(
 def _slope(gate: Tensor, activation: str) -> Tensor:
     """The activation's derivative. PyTorch's own of erf-gelu is off by 5 units near 0 on CPUs with AVX-512."""
     if activation in _CLAMPED:
-        # past 1e4 the slope is 1 or what the limit makes 0; below, of -inf, it is the definition's 0 * inf
-        steep = torch.ops.aten.silu_backward(torch.ones_like(gate), _ALPHA * gate.clamp(max=1e4))
+        # past 1e4 the slope is what the limit makes 0, and below -1e4 it is 0, of -inf too
+        steep = torch.ops.aten.silu_backward(torch.ones_like(gate), _ALPHA * gate.clamp(-1e4, 1e4))
         return steep.masked_fill_(gate > _LIMIT, 0.0)
     if activation == "gelu":
         density = torch.exp(-0.5 * gate * gate) * (1 / math.sqrt(2 * math.pi))
@@ -242,7 +242,7 @@ def _layer_gradients(
         moved = share * u
         to_gate, to_up = moved * up * _slope(gate, activation), moved * opened
         if activation in _CLAMPED:
-            to_up = to_up.masked_fill_(raw.abs() > _LIMIT, 0.0)
+            to_up = to_up.mul_(~(raw.abs() > _LIMIT))  # 0 times what is not finite is NaN
         if activation == "swiglu_oai_interleaved":
             dh = torch.stack([to_gate, to_up], -1).flatten(1).to(x.dtype)
         else:
