@@ -53,6 +53,11 @@ def in_order(op: Primitive, args: Sequence[Any], order: Order) -> tuple[Any, ...
     return tuple(a.permute(order) if n in op.elementwise else a for n, a in zip(op.names, args, strict=True))
 
 
+def back(order: Order) -> list[int]:
+    """The permutation that undoes one."""
+    return [order.index(d) for d in range(len(order))]
+
+
 def turned(run: Callable[..., Tensor], op: Primitive, args: Sequence[Any], order: Order) -> Tensor:
     """What ``run`` gives of the views, turned back."""
-    return run(*in_order(op, args, order)).permute([order.index(d) for d in range(len(order))])
+    return run(*in_order(op, args, order)).permute(back(order))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman.dispatch import registry
-from ferryman.dispatch.order import order_in_memory
+from ferryman.dispatch.order import back, order_in_memory
 
 NAME = "ferryman_laid"
 
@@ -26,10 +26,9 @@ def laid(run: Callable[..., Tensor], *given: Tensor) -> Tensor:
     order = order_in_memory(given[0])
     if order is None:
         return run(*given)
-    back = [order.index(d) for d in range(len(order))]
     if order[-1] == len(order) - 1:
-        return run(*(t.permute(order) for t in given)).permute(back)
-    return run(*given).permute(order).contiguous().permute(back)
+        return run(*(t.permute(order) for t in given)).permute(back(order))
+    return run(*given).permute(order).contiguous().permute(back(order))
 
 
 def expression_of(op: str, expression: str, inputs: Sequence[str]) -> str:
