@@ -42,6 +42,7 @@ from tests.unit import (
     disguises_blind_third_heads,
     disguises_blind_third_layers,
     disguises_blind_thirteenth,
+    disguises_blind_thirteenth_own,
     disguises_blind_turns,
     disguises_blind_varied,
     lookalikes_blind,
@@ -63,6 +64,7 @@ from tests.unit import (
     lookalikes_blind_third,
     lookalikes_blind_third_layers,
     lookalikes_blind_thirteenth,
+    lookalikes_blind_thirteenth_own,
     lookalikes_blind_varied,
 )
 from tests.unit.situations import load
@@ -97,6 +99,7 @@ RIGHT = {
     "eleventh": disguises_blind_eleventh.ELEVENTH,
     "tenth": disguises_blind_tenth.TENTH,
     "thirteenth": disguises_blind_thirteenth.THIRTEENTH,
+    "thirteenth, of its mechanisms": disguises_blind_thirteenth_own.THIRTEENTH_OWN,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -120,6 +123,7 @@ ALIKE = {
     "eleventh": lookalikes_blind_eleventh.ELEVENTH,
     "tenth": lookalikes_blind_tenth.TENTH,
     "thirteenth": lookalikes_blind_thirteenth.THIRTEENTH,
+    "thirteenth, of its mechanisms": lookalikes_blind_thirteenth_own.THIRTEENTH_OWN,
 }
 # what is left today, and why
 _SEPARATE = (

@@ -31,6 +31,7 @@ _OPERATORS = ast.MatMult | ast.Mult | ast.Div | ast.Add | ast.Sub
 _IN_PLACE = {"mul_": "Mult", "div_": "Div", "add_": "Add", "sub_": "Sub"}  # and what they give
 # of what gives several tensors, each with memory of its own
 _ITEMS = {f.__name__ for f in (torch.topk, torch.sort)}
+CASTS = {"to", "type_as", "float"}  # what they give is what they are of, or made anew
 _METHODS = {"new_empty", "new_zeros", "new_ones", "new_full", "clone"}
 
 
@@ -57,9 +58,11 @@ def fills(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> 
 
 
 def name_made(statement: ast.stmt, function: types.FunctionType) -> str | None:
-    """The name that a statement gives to a tensor that it makes."""
+    """The name that a statement gives to a tensor that it makes, and may cast."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
     call = statement.value if isinstance(statement, ast.Assign) else None
+    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in CASTS:
+        call = call.func.value
     if not isinstance(target, ast.Name) or not isinstance(call, ast.Call):
         return None
     if any(k.arg in ("out", "requires_grad") for k in call.keywords):

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ferryman.porting.model import effects, source
-from ferryman.porting.model.filling import name_made
+from ferryman.porting.model.filling import CASTS, name_made
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.statements import read, stored
 
@@ -352,6 +352,8 @@ def fixed_sizes(loop: Node, function: types.FunctionType) -> list[list[int | Non
     known = []
     for state in loop.children[1 : len(loop.carried)]:
         sides: list[int | None] = []
+        while state.kind == "op" and state.label in CASTS:
+            state = state.children[0]
         given = state.children[1:] if state.label.startswith("new_") else state.children
         for slot, child in zip(state.slots[len(state.slots) - len(given) :], given, strict=True):
             if child.kind == "op" and isinstance(slot, ast.Tuple | ast.List):
