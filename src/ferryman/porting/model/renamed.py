@@ -6,7 +6,17 @@ from __future__ import annotations
 import ast
 
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.comprehension
-_ODD = ast.Global | ast.Nonlocal | ast.Delete | ast.NamedExpr | ast.Import | ast.ImportFrom | ast.Match | ast.Try | ast.TryStar
+_ODD = (
+    ast.Global
+    | ast.Nonlocal
+    | ast.Delete
+    | ast.NamedExpr
+    | ast.Import
+    | ast.ImportFrom
+    | ast.Match
+    | ast.Try
+    | ast.TryStar
+)
 _ASK = {"locals", "vars", "eval", "exec", "dir"}  # which may read any local by its name
 _LEAVES = ast.Return | ast.Yield | ast.YieldFrom | ast.Await
 
