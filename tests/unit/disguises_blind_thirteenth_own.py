@@ -54,4 +54,55 @@ class OwnMasked(nn.Module):
         ids = torch.topk(probs, K, dim=-1).indices
         mask = torch.zeros_like(probs).scatter(1, ids, 1.0)
         return probs * mask, ids
+
+
+@case("linear_cross_entropy", lambda c: (c(), T(2, S, W), torch.randint(V, (2, S))))
+class OwnFlat(nn.Module):
+    """Labels are flat before the head is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.output = nn.Linear(W, V, bias=False)
+
+    def forward(self, h, target):
+        flat = target.reshape(-1)
+        logits = self.output(h)
+        return F.cross_entropy(logits.reshape(-1, logits.size(-1)), flat)
+
+
+@case("linear_cross_entropy", lambda c: (c(), T(2, S, W), torch.randint(V, (2, S)).masked_fill(torch.arange(S) < 3, 0)))
+class OwnPad(nn.Module):
+    """The number of the padding is an argument, and how much is smoothed is written down."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Linear(W, V)
+
+    def forward(self, out, target, pad: int = 0):
+        scores = self.generator(out)
+        return F.cross_entropy(scores.view(-1, V), target.contiguous().view(-1), ignore_index=pad, label_smoothing=0.1)
+
+
+@case("linear", lambda c: (c(), T(2, S, W)))
+class OwnQuery(nn.Module):
+    """A JAX port's: the weight's heads are first, and heads stand before tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_einsum = nn.Parameter(torch.randn(H, W, D) / 8)
+
+    def forward(self, x):
+        return torch.einsum("BTD,NDH->BNTH", x, self.q_einsum)
+
+
+@case("linear", lambda c: (c(), T(2, S, H, D)))
+class OwnOut(nn.Module):
+    """Back from heads, of a weight whose middle is the width."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(H, 40, D) / 8)
+
+    def forward(self, x):
+        return torch.einsum("bthd,hwd->btw", x, self.w)
 '''

@@ -249,4 +249,100 @@ class OtherNumber(nn.Module):
         target = target.view(-1)
         self.ignore_index = int(target[0])
         return F.cross_entropy(self.head(x).view(-1, V), target.clamp(min=0), ignore_index=self.ignore_index)
+
+
+@alike(lambda c: (c(), T(2, S, W), torch.randint(V, (2, S))), lambda: (T(2, S, W), torch.zeros(2, S, dtype=torch.long)))
+class OtherPad(nn.Module):
+    """The number that is an argument is given, and is another than where it is left out."""
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(W, V)
+
+        def forward(self, x, target, pad=-100):
+            return F.cross_entropy(self.head(x).view(-1, V), target.view(-1), ignore_index=pad)
+
+    def __init__(self):
+        super().__init__()
+        self.loss = self.Loss()
+
+    def forward(self, x, target):
+        return self.loss(x, target), self.loss(x, target, 0), self.loss(x, target, pad=int(target[0, 0]))
+
+
+@alike(lambda c: (c(), T(2, S, W), torch.randint(V, (2, S))), lambda: (T(2, S, W), torch.zeros(2, S, dtype=torch.long)))
+class PadPlus(nn.Module):
+    """The number is another one by the time that it is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(W, V)
+
+    def forward(self, x, target, pad=-1):
+        if x.dim() == 3:
+            pad = pad + 1
+        return F.cross_entropy(self.head(x).view(-1, V), target.view(-1), ignore_index=pad)
+
+
+@alike(lambda c: (c(), T(2, S, W), torch.randint(V, (S, 2))))
+class FlatTurned(nn.Module):
+    """Labels are flat in another order than rows are."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(W, V)
+
+    def forward(self, x, target):
+        flat = target.view(-1)
+        return F.cross_entropy(self.head(x).transpose(0, 1).reshape(-1, V), flat)
+
+
+@alike(lambda c: (c(), T(2, S, W), torch.randint(V, (2, S - 1))))
+class FlatShort(nn.Module):
+    """Rows but for the last of each, and flat labels of one less."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(W, V)
+
+    def forward(self, x, target):
+        flat = target.view(-1)
+        return F.cross_entropy(self.head(x)[:, 1:].reshape(-1, V), flat)
+
+
+class Made(nn.Module):
+    """A delta rule whose state is made as what is given is."""
+
+    def forward(self, x, q, k, v, g, beta):
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        g, beta, n = F.logsigmoid(g), beta.sigmoid(), v.shape[1]
+        s, out = x.new_ones(x.shape[0], 3, 8, 6), torch.empty_like(v)
+        for t in range(n):
+            s = s * g[:, t].exp()[:, :, None, None]
+            seen = torch.einsum("bhk,bhkv->bhv", k[:, t], s)
+            s = s + torch.einsum("bhk,bhv->bhkv", k[:, t], beta[:, t, :, None] * (v[:, t] - seen))
+            out[:, t] = torch.einsum("bhk,bhkv->bhv", q[:, t], s)
+        return out
+
+
+@alike(lambda c: (c(), T(2, 4), T(2, S, 3, 8), T(2, S, 3, 8), T(2, S, 3, 6), T(2, S, 3), T(2, S, 3)))
+class OfOnes(Made):
+    """A state of ones."""
+
+
+@alike(lambda c: (c(), T(2, S, 3, 6, 8), T(2, S, 3, 8), T(2, S, 3, 8), T(2, S, 3, 6), T(2, S, 3), T(2, S, 3)))
+class OfThat(nn.Module):
+    """The state is what is given, in the shape of zeros that another step makes."""
+
+    def forward(self, x, q, k, v, g, beta):
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        s, ys = x.new_zeros(x.shape[0], 3, 8, 6).to(x), []
+        s = s + x[:, 0].mT
+        for t in range(v.shape[1]):
+            s = s * F.logsigmoid(g[:, t]).exp()[:, :, None, None]
+            seen = (s * k[:, t, :, :, None]).sum(-2)
+            s = s + k[:, t, :, :, None] * (beta[:, t, :, None] * (v[:, t] - seen))[:, :, None]
+            ys.append((s * q[:, t, :, :, None]).sum(-2))
+        return torch.stack(ys, 1)
 '''

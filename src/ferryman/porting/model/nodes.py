@@ -14,7 +14,7 @@ from torch import Tensor
 @dataclass(eq=False)
 class Node:
     """``kind``: "op" over ``children``; "leaf", of which nothing is known; "self", what ``path`` gives of the module,
-    with ``value`` now; "constant". Of an argument with a fraction as its default, ``value`` is that. ``label``: the
+    with ``value`` now; "constant". Of an argument with a number as its default, ``value`` is that. ``label``: the
     functions that it applies itself."""
 
     kind: str
@@ -77,7 +77,7 @@ class Node:
 
     def fact(self) -> bool:
         """Whether it says what a tensor is like: such a number, a dtype, a device; or is an argument with a default."""
-        if self.kind == "leaf" and (self.beside or type(self.value) is float):
+        if self.kind == "leaf" and (self.beside or type(self.value) in (float, int)):
             return True
         named = isinstance(self.tree, ast.Attribute) and self.tree.attr in ("dtype", "device")
         return self.counts() or (self.kind == "op" and self.write is None and named)

@@ -37,6 +37,12 @@ def is_loss(inside: Iterable[Node]) -> bool:
     return bool(labels & LOSSES) and labels <= OF_LOSSES
 
 
+def is_any(inside: Iterable[Node]) -> bool:
+    """Whether a part may be a loss of either kind, of which arguments may say how it is taken."""
+    nodes = list(inside)
+    return is_loss(nodes) or joins(nodes)
+
+
 def joins(inside: Iterable[Node]) -> bool:
     """Whether a part is one product with one matrix of the module's, whose result has their dtype, and a whole loss of
     what that gives."""

@@ -92,7 +92,7 @@ class Proving:
         values = tuple(n for n in leaves if not n.fact())
         # another value of an argument leaves all of a part to the code: what is served without it would be lost
         below = root.inside(frozenset(leaves))
-        if any(n.kind == "leaf" and n.fact() and not n.beside for n in leaves) and not part_losses.is_loss(below):
+        if any(n.kind == "leaf" and n.fact() and not n.beside for n in leaves) and not part_losses.is_any(below):
             return None
         twice = products(below) == 2
         places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
