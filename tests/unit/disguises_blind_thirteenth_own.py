@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """What the thirteenth set led to, in other spellings."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Look-alikes of what the thirteenth set led to."""
 
 from __future__ import annotations

@@ -6,17 +6,8 @@ from __future__ import annotations
 import ast
 
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.comprehension
-_ODD = (
-    ast.Global
-    | ast.Nonlocal
-    | ast.Delete
-    | ast.NamedExpr
-    | ast.Import
-    | ast.ImportFrom
-    | ast.Match
-    | ast.Try
-    | ast.TryStar
-)
+_ODD = ast.Global | ast.Nonlocal | ast.Delete | ast.NamedExpr | ast.Import | ast.ImportFrom | ast.Match | ast.Try
+_TRY = "TryStar"  # which Python has from 3.11 on
 _ASK = {"locals", "vars", "eval", "exec", "dir"}  # which may read any local by its name
 _LEAVES = ast.Return | ast.Yield | ast.YieldFrom | ast.Await
 
@@ -24,8 +15,10 @@ _LEAVES = ast.Return | ast.Yield | ast.YieldFrom | ast.Await
 def renamed(tree: ast.FunctionDef, shared: set[str]) -> None:
     """Rename such locals of the loops that stand in a function's own block. shared: locals that functions in it see."""
     inner = [n for n in ast.walk(tree) if isinstance(n, _SCOPES) and n is not tree]
-    if any(isinstance(n, _ODD) or (isinstance(n, ast.Name) and n.id in _ASK) for n in ast.walk(tree)):
-        return
+    for node in ast.walk(tree):
+        asks = isinstance(node, ast.Name) and node.id in _ASK
+        if asks or isinstance(node, _ODD) or type(node).__name__ == _TRY:
+            return
     given = {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}
     closed = shared | given | {n.id for s in inner for n in ast.walk(s) if isinstance(n, ast.Name)}
     for i, loop in enumerate(tree.body):
