@@ -66,13 +66,14 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
     kinds = _kinds(result, experts)
     if kinds is None:
         return
-    sides = block.run(sizes, _draw(short, "softmax", 1))
-    deep = sides is not None and _kinds(sides[0], experts) is not None  # it flattens x of three sides
-    kept = not deep and sides is not None and _kinds(_flattened(sides[0]), experts) == kinds  # or keeps these
+    other = block.run(sizes, _draw(short, "softmax", 1))
+    deep = other is not None and _kinds(other[0], experts) is not None  # it flattens x of three sides
+    kept = not deep and other is not None and _kinds(_flattened(other[0]), experts) == kinds  # or keeps these
     back = ".unflatten(0, a0.shape[:-1])" if kept else ""
     logits = x @ tensors[weight].t()
     w, ids = _weights(result, kinds)
     named = [f"a0.shape[-1] == {width}"] if short == width else []
+    sides = ["a0.dim() <= 3"] if kept else []  # what it keeps of more, nothing says
     ways: list[tuple[str | None, str | None]] = [(None, None)]  # the vector in the product, or in the choice
     ways += [(bias, None), (None, bias)] if bias else []
     for inside, beside in ways:
@@ -96,7 +97,7 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
                     sizes,
                     functools.partial(_draw, short, scoring, deep=deep or kept),
                     _SEEDS,
-                    " and ".join((_GUARD.format(">=" if deep or kept else "==", weight), *same, *named)),
+                    " and ".join((_GUARD.format(">=" if deep or kept else "==", weight), *sides, *same, *named)),
                     beside=("linear",),
                     chosen=operator.itemgetter(kinds.index("i")),
                     level=_LEVEL_OF_TABLES if "t" in kinds else 0,  # which rows of it are NaN
