@@ -104,4 +104,42 @@ class OwnOut(nn.Module):
 
     def forward(self, x):
         return torch.einsum("bthd,hwd->btw", x, self.w)
+
+
+@case("selective_scan", lambda c: (c(), T(2, 12, S), torch.rand(2, 12, S), T(2, 5, S), T(2, 5, S)))
+class OwnScan(nn.Module):
+    """A reference's: channels before tokens, tables of all tokens first, a state that is made as a matrix is."""
+
+    def __init__(self):
+        super().__init__()
+        self.A_log, self.D = nn.Parameter(torch.rand(12, 5)), nn.Parameter(torch.rand(12))
+
+    def forward(self, u, delta, B, C):
+        A = -torch.exp(self.A_log)
+        batch, dim, L = u.shape
+        deltaA = torch.exp(torch.einsum("bdl,dn->bdln", delta, A))
+        deltaB_u = torch.einsum("bdl,bnl,bdl->bdln", delta, B, u)
+        x = A.new_zeros((batch, dim, 5))
+        ys = []
+        for i in range(L):
+            x = deltaA[:, :, i] * x + deltaB_u[:, :, i]
+            y = torch.einsum("bdn,bn->bd", x, C[:, :, i])
+            ys.append(y)
+        y = torch.stack(ys, dim=2)
+        return y + u * self.D[:, None]
+
+
+@case("gate_topk", lambda c: (c(), T(2, S, W)))
+class OwnSingle(nn.Module):
+    """One expert a token: a sigmoid of what is -inf but for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(W, E, bias=False)
+
+    def forward(self, hidden):
+        logits = self.router(hidden.reshape(-1, W))
+        top, ids = torch.topk(logits, 1, dim=1)
+        scores = torch.full_like(logits, float("-inf")).scatter_(1, ids, top)
+        return torch.sigmoid(scores.float()).to(scores.dtype), ids
 '''

@@ -344,4 +344,49 @@ class OfThat(nn.Module):
             s = s + k[:, t, :, :, None] * (beta[:, t, :, None] * (v[:, t] - seen))[:, :, None]
             ys.append((s * q[:, t, :, :, None]).sum(-2))
         return torch.stack(ys, 1)
+
+
+@alike(lambda c: (c(), T(2, S, W)), lambda: (spoilt(float("nan"), float("inf"), 1e30),))
+class WrittenTwice(nn.Module):
+    """What is made is written into, and then once more in another place."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(W, E)
+
+    def forward(self, x):
+        logits = self.gate(x)
+        top, ids = logits.topk(K, dim=-1)
+        table = torch.zeros_like(logits).scatter_(-1, ids, top.softmax(-1))
+        table[..., 0] += 0.25
+        return table, ids
+
+
+@alike(lambda c: (c(), T(2, S, W)), lambda: (spoilt(float("nan"), float("inf"), 1e30),))
+class WrittenOver(nn.Module):
+    """Logits themselves are written over, and given back beside."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(W, E)
+
+    def forward(self, x):
+        logits = self.gate(x) * 1.0
+        top, ids = logits.detach().topk(K, dim=-1)
+        table = logits.detach().scatter_(-1, ids, top.softmax(-1))
+        return table, ids, logits.detach().sum()
+
+
+@alike(lambda c: (c(), T(2, S, W)), lambda: (spoilt(float("nan"), float("inf"), 1e30),))
+class WrittenOne(nn.Module):
+    """What is not chosen is one, of which the sigmoid is none that is zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(W, E)
+
+    def forward(self, x):
+        logits = self.gate(x)
+        top, ids = torch.topk(logits, 1, dim=-1)
+        return torch.full_like(logits, -30.0).scatter_(-1, ids, top).sigmoid(), ids
 '''

@@ -94,14 +94,14 @@ class Proving:
         below = root.inside(frozenset(leaves))
         if any(n.kind == "leaf" and n.fact() and not n.beside for n in leaves) and not part_losses.is_any(below):
             return None
-        twice = products(below) == 2
+        turns = recurrent.readings(root, leaves)
+        twice = products(below) == 2 and turns is None
         places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
         plain, _ = self.function_of(root, leaves, False)
         key = ast.unparse(plain)
         if key in self.tried or places is None or not values:
             return self.tried.get(key)
         self.tried[key] = None
-        turns = recurrent.readings(root, leaves)
         for reading in part_sizes.readings(root, leaves, places[: 1 if twice else None]) if turns is None else turns:
             if self.trials >= _MOST_TRIALS:
                 return None
