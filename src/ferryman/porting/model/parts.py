@@ -107,7 +107,7 @@ def _multiplies_twice(tree: ast.AST) -> bool:
 def _loops(tree: ast.AST) -> bool:
     """Whether there is a loop over a range, as one over tokens is."""
     loops = (n.iter for n in ast.walk(tree) if isinstance(n, ast.For))
-    return any(isinstance(e, ast.Call) and getattr(e.func, "id", "") == range.__name__ for e in loops)
+    return any(isinstance(e, ast.Call) and getattr(e.func, "id", "") == "range" for e in loops)
 
 
 def _asks_for_locals(tree: ast.AST) -> bool:
