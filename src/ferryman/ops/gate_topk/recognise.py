@@ -1,5 +1,5 @@
 """Routers in models: a matrix of experts, perhaps a bias for the choice, and a forward of x that gives weights and ids;
-or what gives these of logits.
+or what gives these of logits. In the weights' place may be a table of all experts, with zeros where one is not chosen.
 
 What a module computes of drawn numbers says which options it has (how it scores, groups, renormalises, scales); that is
 a proposal, and proven like any other. A library that asks for its experts in no order gets ours, and so does one that
@@ -66,11 +66,14 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
     kinds = _kinds(result, experts)
     if kinds is None:
         return
-    sides = block.run(sizes, _draw(short, "softmax", 1))
-    deep = sides is not None and _kinds(sides[0], experts) is not None  # it flattens x of three sides
+    other = block.run(sizes, _draw(short, "softmax", 1))
+    deep = other is not None and _kinds(other[0], experts) is not None  # it flattens x of three sides
+    kept = not deep and other is not None and _kinds(_flattened(other[0]), experts) == kinds  # or keeps these
+    back = ".unflatten(0, a0.shape[:-1])" if kept else ""
     logits = x @ tensors[weight].t()
-    w, ids = result[kinds.index("w")], result[kinds.index("i")]
+    w, ids = _weights(result, kinds)
     named = [f"a0.shape[-1] == {width}"] if short == width else []
+    sides = ["a0.dim() <= 3"] if kept else []  # what it keeps of more, nothing says
     ways: list[tuple[str | None, str | None]] = [(None, None)]  # the vector in the product, or in the choice
     ways += [(bias, None), (None, bias)] if bias else []
     for inside, beside in ways:
@@ -78,24 +81,26 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
         for scoring, groups, renormalise, scale in _options(block, whole, w, ids, tensors[beside] if beside else None):
             options = f"{ids.shape[1]}, {scoring!r}, {f'self.{beside}' if beside else None}, {groups[0]}, {groups[1]}"
             same = _named(block, ids.shape[1], groups, scale)
-            for wide, cast in itertools.product((False, True), ("w", "w.to(l.dtype)", "w.to(a0.dtype)")):
+            casts = ("w", "w.to(l.dtype)", "w.to(a0.dtype)")
+            for wide, cast, table in itertools.product((False, True), casts, _TABLES if "t" in kinds else ("",)):
                 given = ["a0.reshape(-1, a0.shape[-1])", f"self.{weight}", *([f"self.{inside}"] if inside else [])]
                 if wide:
                     given = [f"{g}.to(torch.promote_types({g}.dtype, torch.float32))" for g in given]
                 if not wide and "a0" in cast:  # as the logits
                     continue
-                parts = {"l": "l", "w": cast, "i": "i"}
-                inner = f"(lambda w, i: {_written_as(result, [parts[k] for k in kinds])})"
+                parts = {"l": "l", "w": cast, "i": "i", "t": table.format(cast)}
+                inner = f"(lambda w, i: {_written_as(result, [parts[k] + back for k in kinds])})"
                 yield Layer(
                     "gate_topk",
                     f"(lambda l: {inner}(*ops.gate_topk(l, {options}, {renormalise}, {scale!r})))"
                     f"(ops.linear({', '.join(given)}))",
                     sizes,
-                    functools.partial(_draw, short, scoring, deep=deep),
+                    functools.partial(_draw, short, scoring, deep=deep or kept),
                     _SEEDS,
-                    " and ".join((_GUARD.format(">=" if deep else "==", weight), *same, *named)),
+                    " and ".join((_GUARD.format(">=" if deep or kept else "==", weight), *sides, *same, *named)),
                     beside=("linear",),
                     chosen=operator.itemgetter(kinds.index("i")),
+                    level=_LEVEL_OF_TABLES if "t" in kinds else 0,  # which rows of it are NaN
                 )
 
 
@@ -109,7 +114,7 @@ def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
         kinds = None if outcome is None else _kinds(outcome[0], experts)
         if outcome is None or kinds is None:
             continue
-        w, ids = outcome[0][kinds.index("w")], outcome[0][kinds.index("i")]
+        w, ids = _weights(outcome[0], kinds)
         k, free = ids.shape[1], not bias and experts == _EXPERTS
         deep = _draw(experts, "softmax", 1)
         sides = block.run({experts: experts}, deep)
@@ -121,14 +126,17 @@ def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
         dtype = "a0.dtype.is_floating_point and a0.dtype.itemsize < 8"
         dtype = f"a0.dtype is torch.float32 and self.{bias}.dtype is torch.float32" if bias else dtype
         options = list(_options(block, x, w, ids, outcome[1][bias] if bias else None))
-        casts = ("w", "w.to(a0.dtype)")
-        for (wide, places, logits), single, option, cast in itertools.product(forms, (False, True), options, casts):
+        casts, tables = ("w", "w.to(a0.dtype)"), _TABLES if "t" in kinds else ("",)
+        for (wide, places, logits), single, option, cast, table in itertools.product(
+            forms, (False, True), options, casts, tables
+        ):
             scoring, groups, renormalise, scale = option
             alone = free and groups == (1, 1)
             said = f"{k}, {scoring!r}, {f'self.{bias}' if bias else None}, {groups[0]}, {groups[1]}, {renormalise}"
             tests = [f"a0.dim() {'>=' if wide else '=='} 2", dtype, *_named(block, k, groups, scale)]
             tests += [f"a0.shape[-1] {'<=' if alone else '=='} {_MOST if alone else experts}"]
             parts = {"l": logits, "w": f"{cast}.reshape({places}, {k})", "i": f"i.reshape({places}, {k})"}
+            parts["t"] = f"{table.format(cast)}.reshape({places}, a0.shape[-1])"
             yield Layer(
                 "gate_topk",
                 f"(lambda l: (lambda w, i: {_written_as(outcome[0], [parts[n] for n in kinds])})"
@@ -153,18 +161,43 @@ def _named(block: Block, k: int, groups: tuple[int, int], scale: float) -> list[
 
 
 def _kinds(result: Any, experts: int) -> tuple[str, ...] | None:
-    """What each part of a router's result is: logits, weights, ids; None where it is none."""
+    """What each part of a router's result is: logits, weights, a table of these, ids; None where it is none."""
     known = type(result) in (tuple, list) or type(result) in vars(torch.return_types).values()
     if not known or not all(isinstance(t, Tensor) and t.dim() == 2 for t in result):
         return None
-    kinds = tuple(
-        "i" if not t.is_floating_point() else "l" if t.shape[1] == experts and "l" not in _before(result, i) else "w"
-        for i, t in enumerate(result)
-    )
-    if sorted(kinds) not in (["i", "w"], ["i", "l", "w"]):
+    most = next((t.shape[1] for t in result if not t.is_floating_point()), 0)
+    kinds: tuple[str, ...] = ()
+    for t in result:
+        table = t.is_floating_point() and _is_table(t, experts, most)
+        wide = t.shape[1] == experts and "l" not in kinds
+        kinds += ("i" if not t.is_floating_point() else "t" if table else "l" if wide else "w",)
+    if sorted(kinds) not in (["i", "w"], ["i", "l", "w"], ["i", "t"], ["i", "l", "t"]):
         return None
-    w, ids = result[kinds.index("w")], result[kinds.index("i")]
+    w, ids = _weights(result, kinds)
     return kinds if w.shape == ids.shape and ids.dtype == torch.int64 else None
+
+
+def _is_table(t: Tensor, experts: int, most: int) -> bool:
+    return t.shape[1] == experts > most and bool(((t != 0).sum(1) <= most).all())
+
+
+def _weights(result: Any, kinds: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    """The weights of experts that are chosen, and which these are."""
+    ids = result[kinds.index("i")]
+    return (result[kinds.index("t")].gather(1, ids) if "t" in kinds else result[kinds.index("w")]), ids
+
+
+def _flattened(result: Any) -> Any:
+    """A result whose parts have three sides, with two."""
+    known = type(result) in (tuple, list) and all(isinstance(t, Tensor) and t.dim() == 3 for t in result)
+    return type(result)(t.flatten(0, 1) for t in result) if known else None
+
+
+# A table of weights: zeros elsewhere; or NaN in a row that has one
+_TABLES = tuple(
+    f"(lambda v: (torch.zeros_like(l, dtype=v.dtype){beside}).scatter(1, i, v))({{}})"
+    for beside in ("", " + 0 * v.sum(1, keepdim=True)")
+)
 
 
 def _written_as(result: Any, parts: Iterable[str]) -> str:
@@ -173,10 +206,6 @@ def _written_as(result: Any, parts: Iterable[str]) -> str:
     if type(result) is list:
         return f"[{text}]"
     return f"({text})" if type(result) is tuple else f"torch.return_types.{type(result).__name__}(({text}))"
-
-
-def _before(result: Any, i: int) -> str:
-    return "l" if any(t.shape == result[i].shape and t.is_floating_point() for t in result[:i]) else ""
 
 
 def _options(
@@ -233,8 +262,9 @@ _LEVELS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: _spoilt(x, -math.inf),
     lambda x: torch.full_like(x, -math.inf),
     lambda x: _spoilt(x, math.nan, math.inf),
+    lambda x: torch.cat([x[:, :1] + math.inf, x[:, 1:2] - math.inf, x[:, 2:]], 1),
 )
-_LEVEL = len(_LEVELS)
+_LEVEL, _LEVEL_OF_TABLES = len(_LEVELS) - 1, len(_LEVELS)
 
 
 def _written(wanted: Tensor, plain: Tensor) -> Iterator[float]:

@@ -45,7 +45,9 @@ class _Kind:
 _ROWS = "a0.numel() // a0.shape[-1]"
 _BEFORE = "a0[:, :-1]"
 _FORMS = (
-    *(_Form(dims, lambda rows: rows, "a1.shape == a0.shape[:-1]") for dims in ((2, 3), (2,), (3,))),
+    _Form((2, 3), lambda rows: rows, "a1.shape == a0.shape[:-1]"),
+    _Form((2, 3), lambda rows: (math.prod(rows),), f"a1.dim() == 1 and a1.shape[0] == {_ROWS}", "a0.flatten(0, -2)"),
+    *(_Form(dims, lambda rows: rows, "a1.shape == a0.shape[:-1]") for dims in ((2,), (3,))),
     _Form((3,), lambda rows: (rows[0] * rows[1],), f"a1.dim() == 1 and a1.shape[0] == {_ROWS}", "a0.flatten(0, 1)"),
     _Form((3,), lambda rows: rows, "a1.shape == a0.shape[:2] and a0.shape[1] > 1", _BEFORE, "a1[:, 1:]"),
     _Form(

@@ -71,16 +71,16 @@ def _draw(columns: int, seed: int) -> tuple[Tensor, ...]:
 
 
 def _by_heads(block: Block) -> Iterator[Layer]:
-    """A weight (width, heads, head) or (heads, head, width), from a row to heads or back, and a bias or none. Heads
-    stand after tokens or before them."""
+    """A weight (width, heads, head), (heads, width, head) or (heads, head, width), from a row to heads or back, and a
+    bias or none. Heads stand after tokens or before them."""
     weights = [n for n, shape in block.tensors.items() if len(shape) == 3]
     others = [n for n in block.tensors if n not in weights]
     if len(weights) != 1 or len(others) > 1 or block.inputs != 1 or min(block.tensors[weights[0]]) < 2:
         return
     own, shape = f"self.{weights[0]}", block.tensors[weights[0]]
     bias = f"self.{others[0]}" if others else "None"
-    for first, apart in itertools.product((True, False), (True, False)):
-        width, heads, head = shape if first else (shape[2], *shape[:2])
+    for at, apart in itertools.product((0, 2, 1), (True, False)):
+        width, (heads, head) = shape[at], (n for i, n in enumerate(shape) if i != at)
         if others and block.tensors[others[0]] != ((heads, head) if apart else (width,)):
             continue
         sizes = {heads: _HEADS}
@@ -95,10 +95,12 @@ def _by_heads(block: Block) -> Iterator[Layer]:
             if outcome is None or not isinstance(outcome[0], Tensor) or outcome[0].shape != result:
                 continue
             x = "a0.transpose(1, 2)" if before and not apart else "a0"
+            last = f"{own}.transpose(1, 2)" if at == 1 else own  # (heads, head, width)
             width_of, pair_of = (
-                (f"{own}.shape[:1]", f"{own}.shape[1:]") if first else (f"{own}.shape[2:]", f"{own}.shape[:2]")
+                (f"{own}.shape[:1]", f"{own}.shape[1:]") if at == 0 else (f"{last}.shape[2:]", f"{last}.shape[:2]")
             )
-            flat = f"{own}.flatten({'1' if first else '0, 1'}){'.t()' * (first is apart)}"
+            flat = f"{own}.flatten(1)" if at == 0 else f"{last}.flatten(0, 1)"
+            flat += ".t()" * ((at == 0) is apart)
             if apart:
                 call = f"ops.linear(a0, {flat}, {bias}{'.flatten()' * len(others)}).unflatten(-1, tuple({pair_of}))"
                 call += ".transpose(1, 2)" * before

@@ -46,7 +46,7 @@ class Search(Proving):
     free: frozenset[str] = field(kw_only=True, default=frozenset())  # children whose call has no effect but its result
     relied: set[str] = field(default_factory=set)  # those past whose calls a part has gone
     parts: list[Part] = field(default_factory=list)
-    whole: bool = False  # a part has two products of values
+    whole: bool = False  # a part has two products of values, or is a loop that carries a state
     large: bool = False  # only what has two products of values: what stands between is no part of its own then
     joined: bool = False  # only what is a product with a matrix of ours and takes all that this gives
     moving: bool = False  # what stands inside an earlier statement, which goes, may be read where the part stands
@@ -129,7 +129,7 @@ class Search(Proving):
                     if method and not self.turning and not self._of_several(root, leaves):
                         continue
                     if self._taken(body, statement, root, e, leaves):
-                        self.whole |= self.large
+                        self.whole |= self.large or self.turning
                         return True
         return False
 

@@ -29,8 +29,10 @@ ANEW = {
 }
 _OPERATORS = ast.MatMult | ast.Mult | ast.Div | ast.Add | ast.Sub
 _IN_PLACE = {"mul_": "Mult", "div_": "Div", "add_": "Add", "sub_": "Sub"}  # and what they give
+_FILLS = {"scatter_": "scatter", "masked_fill_": "masked_fill"}  # of what is made in the same expression
 # of what gives several tensors, each with memory of its own
 _ITEMS = {f.__name__ for f in (torch.topk, torch.sort)}
+CASTS = {"to", "type_as", "float"}  # what they give is what they are of, or made anew
 _METHODS = {"new_empty", "new_zeros", "new_ones", "new_full", "clone"}
 
 
@@ -57,9 +59,11 @@ def fills(body: list[ast.stmt], tree: ast.AST, function: types.FunctionType) -> 
 
 
 def name_made(statement: ast.stmt, function: types.FunctionType) -> str | None:
-    """The name that a statement gives to a tensor that it makes."""
+    """The name that a statement gives to a tensor that it makes, and may cast."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
     call = statement.value if isinstance(statement, ast.Assign) else None
+    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in CASTS:
+        call = call.func.value
     if not isinstance(target, ast.Name) or not isinstance(call, ast.Call):
         return None
     if any(k.arg in ("out", "requires_grad") for k in call.keywords):
@@ -124,6 +128,8 @@ def own_item(scan: Any, node: Node) -> bool:
 def on_fresh(scan: Any, e: ast.AST) -> bool:
     """Whether a call writes over what an operation has just given it anew, such as ``(a * b).mul_(c)``: nothing else
     has that. A method of the module's whose every result is an operation's gives memory of its own, too."""
+    if isinstance(e, ast.Call) and isinstance(e.func, ast.Attribute) and e.func.attr in _FILLS:
+        return not e.keywords and not any(isinstance(a, ast.Starred) for a in e.args) and _is_made(scan, e.func.value)
     func = e.func if isinstance(e, ast.Call) and len(e.args) == 1 and not e.keywords else None
     if not isinstance(func, ast.Attribute) or func.attr not in _IN_PLACE:
         return False
@@ -140,10 +146,17 @@ def on_fresh(scan: Any, e: ast.AST) -> bool:
     return bool(results) and plain and all(isinstance(r, ast.BinOp) and isinstance(r.op, _OPERATORS) for r in results)
 
 
+def _is_made(scan: Any, e: ast.expr) -> bool:
+    """Whether it is a call of a function that makes a tensor, and nothing else has that."""
+    value = source.resolve(e.func, scan.function) if isinstance(e, ast.Call) else source.MISSING
+    own = isinstance(value, types.BuiltinFunctionType) and value in _MAKERS
+    return own and not any(k.arg in (None, "out", "requires_grad") for k in e.keywords)  # type: ignore[attr-defined]
+
+
 def written(scan: Any, e: ast.Call) -> Node:
     """Such a call: another value, of one that no equal expression shares."""
     assert isinstance(e.func, ast.Attribute)
-    inner, other = scan.node(e.func.value), scan.node(e.args[0])
-    parts = [(e.func.value, replace(inner)), (e.args[0], other)]
-    node: Node = scan._op(e, parts, _IN_PLACE[e.func.attr], alone=True)
+    inner, others = scan.node(e.func.value), [(a, scan.node(a)) for a in e.args]
+    label = {**_IN_PLACE, **_FILLS}[e.func.attr]
+    node: Node = scan._op(e, [(e.func.value, replace(inner)), *others], label, alone=True)
     return node

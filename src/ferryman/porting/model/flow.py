@@ -55,7 +55,7 @@ class Scan:
     later: set[str] | None = None
     settled: bool = False  # who calls it asks each time whether the module's settings are what they are now
     changes: int = 0  # how many calls before may have written over a tensor
-    joins: bool = False  # a part may go on with what a matrix of a child gives
+    joins: bool = False  # a part may go on with what a matrix of a child gives, and have a number for an argument
     facts: dict[str, Any] = field(default_factory=dict)  # what paths gave, without tensors' elements
 
     def __post_init__(self) -> None:
@@ -212,7 +212,8 @@ class Scan:
                 self.occurring.append((self.env[e.id], e))
             return self.env[e.id]
         if e.id in self.locals or e.id in self.function.__code__.co_freevars:
-            self.env[e.id] = Node("leaf", e, value=default_of(self.function, self.tree, e.id))
+            default = default_of(self.function, self.tree, e.id, self.joins)
+            self.env[e.id] = Node("leaf", e, value=default)
             return self.env[e.id]
         return Node("constant", e)
 

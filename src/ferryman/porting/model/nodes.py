@@ -14,7 +14,7 @@ from torch import Tensor
 @dataclass(eq=False)
 class Node:
     """``kind``: "op" over ``children``; "leaf", of which nothing is known; "self", what ``path`` gives of the module,
-    with ``value`` now; "constant". Of an argument with a fraction as its default, ``value`` is that. ``label``: the
+    with ``value`` now; "constant". Of an argument with a number as its default, ``value`` is that. ``label``: the
     functions that it applies itself."""
 
     kind: str
@@ -27,6 +27,7 @@ class Node:
     write: ast.stmt | None = None  # a statement that writes into its first child, which is this then
     written: bool = False  # a tensor that is written into later, or was
     carried: tuple[str, ...] = ()  # names that a loop has values of from before it: those of its first children
+    beside: bool = False  # a tensor of which only the kind is read, for what is made as it is
 
     @functools.cached_property
     def wide(self) -> bool:
@@ -76,14 +77,22 @@ class Node:
 
     def fact(self) -> bool:
         """Whether it says what a tensor is like: such a number, a dtype, a device; or is an argument with a default."""
-        if self.kind == "leaf" and type(self.value) is float:
+        if self.kind == "leaf" and (self.beside or type(self.value) in (float, int)):
             return True
         named = isinstance(self.tree, ast.Attribute) and self.tree.attr in ("dtype", "device")
         return self.counts() or (self.kind == "op" and self.write is None and named)
 
     def said(self) -> str:
         """A fact that is no number of a tensor's, as an expression of ``ferryman_a0``."""
+        if self.beside:
+            return "ferryman_a0"
         return repr(self.value) if self.kind == "leaf" else f"ferryman_a0.{self.tree.attr}"  # type: ignore[attr-defined]
+
+    def asked(self, fact: str, said: str) -> str:
+        """Whether a fact is what is said of it, as code asks it."""
+        if self.kind != "leaf":
+            return f"{fact} == {said}"
+        return f"ferryman_{'like' if self.beside else 'same'}({fact}, {said})"
 
 
 @dataclass

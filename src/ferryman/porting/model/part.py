@@ -80,6 +80,7 @@ class Part:
         known |= {f"ferryman_was_{name}": meant(value) for name, value in self.fixed} | {"ferryman_meant": meant}
         known |= {**child_calls.TESTS, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
+        known |= {"ferryman_like": serving.like}
         known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__, laid.NAME: laid.laid}
         known |= {name: plain_function(home, tree) for name, tree in self.masks}
         known |= {"ferryman_within": steady.within, "ferryman_readable": steady.readable}

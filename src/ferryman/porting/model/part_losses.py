@@ -37,6 +37,12 @@ def is_loss(inside: Iterable[Node]) -> bool:
     return bool(labels & LOSSES) and labels <= OF_LOSSES
 
 
+def is_any(inside: Iterable[Node]) -> bool:
+    """Whether a part may be a loss of either kind, of which arguments may say how it is taken."""
+    nodes = list(inside)
+    return is_loss(nodes) or joins(nodes)
+
+
 def joins(inside: Iterable[Node]) -> bool:
     """Whether a part is one product with one matrix of the module's, whose result has their dtype, and a whole loss of
     what that gives."""
@@ -54,7 +60,7 @@ def joins(inside: Iterable[Node]) -> bool:
 
 def ignored(tree: ast.FunctionDef, own: dict[str, Node]) -> tuple[int, ...] | None:
     """The numbers of rows that do not count, where a part says them; None where it says them otherwise, or elsewhere,
-    or says more of its loss by place."""
+    or says more of its loss by place. One below zero is no length, and may be an axis, too."""
     numbers: list[int] = []
     for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
         given = {k.arg: k.value for k in call.keywords}
@@ -66,7 +72,7 @@ def ignored(tree: ast.FunctionDef, own: dict[str, Node]) -> tuple[int, ...] | No
             return None
         numbers += [] if value is None else [value]
     said = [_number(n, own) for n in ast.walk(tree) if isinstance(n, ast.Constant | ast.UnaryOp | ast.Attribute)]
-    return None if any(said.count(n) > 1 for n in numbers) else tuple(numbers)
+    return None if any(n >= 0 and said.count(n) > 1 for n in numbers) else tuple(numbers)
 
 
 def called(tree: ast.FunctionDef, function: types.FunctionType) -> dict[str, Node] | None:

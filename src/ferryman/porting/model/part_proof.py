@@ -92,16 +92,16 @@ class Proving:
         values = tuple(n for n in leaves if not n.fact())
         # another value of an argument leaves all of a part to the code: what is served without it would be lost
         below = root.inside(frozenset(leaves))
-        if any(n.kind == "leaf" and n.fact() for n in leaves) and not part_losses.is_loss(below):
+        if any(n.kind == "leaf" and n.fact() and not n.beside for n in leaves) and not part_losses.is_any(below):
             return None
-        twice = products(below) == 2
+        turns = recurrent.readings(root, leaves)
+        twice = products(below) == 2 and turns is None
         places = of_products(root, leaves) if twice else tuple(reversed(range(len(values))))
         plain, _ = self.function_of(root, leaves, False)
         key = ast.unparse(plain)
         if key in self.tried or places is None or not values:
             return self.tried.get(key)
         self.tried[key] = None
-        turns = recurrent.readings(root, leaves)
         for reading in part_sizes.readings(root, leaves, places[: 1 if twice else None]) if turns is None else turns:
             if self.trials >= _MOST_TRIALS:
                 return None
@@ -121,7 +121,7 @@ class Proving:
                 names = (*part.names, *(f"ferryman_n{i}" for i in range(numbers)))
                 placed = {f"ferryman_a{i}": name for i, name in enumerate(part.names)}
                 said = [(n, self._of_leaves(n, leaves, names), named(text, placed)) for n, text in reading.items()]
-                asked = tuple(f"ferryman_same({a}, {b})" if n.kind == "leaf" else f"{a} == {b}" for n, a, b in said)
+                asked = tuple(n.asked(a, b) for n, a, b in said)
                 forms = tuple(((*asked, *tests), expression) for tests, expression in part.forms)
                 self.tried[key] = replace(part, values=len(leaves), names=names, forms=forms, numbers=numbers)
                 break

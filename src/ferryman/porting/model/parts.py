@@ -88,8 +88,9 @@ def _searched(
     fresh: frozenset[str],
     free: frozenset[str],
 ) -> tuple[Search, bool]:
-    """A search, and whether it has parts: of both sides of an ``if`` first, where that has a part of two products."""
-    apart = sunk.sunk(before) if _multiplies_twice(before) else None
+    """A search, and whether it has parts: of both sides of an ``if`` first, where that has a part of two products, or a
+    loop that carries a state."""
+    apart = sunk.sunk(before) if _multiplies_twice(before) or _loops(before) else None
     if apart is not None:
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh, free=free)
         if search.run() and search.whole:
@@ -101,6 +102,12 @@ def _searched(
 def _multiplies_twice(tree: ast.AST) -> bool:
     words = (getattr(n, "attr", getattr(n, "id", type(n).__name__)) for n in ast.walk(tree))
     return sum(word in PRODUCTS for word in words) > 1
+
+
+def _loops(tree: ast.AST) -> bool:
+    """Whether there is a loop over a range, as one over tokens is."""
+    loops = (n.iter for n in ast.walk(tree) if isinstance(n, ast.For))
+    return any(isinstance(e, ast.Call) and getattr(e.func, "id", "") == "range" for e in loops)
 
 
 def _asks_for_locals(tree: ast.AST) -> bool:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from ferryman.porting.model import effects, source
-from ferryman.porting.model.filling import name_made
+from ferryman.porting.model.filling import CASTS, name_made
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.statements import read, stored
 
@@ -177,6 +177,8 @@ def flowing(scan: Any, index: int, loop: ast.stmt, carried: Carried) -> Statemen
         else:
             pending += ast.iter_child_nodes(node)
     names |= {n: name for name, n in scan.env.items()}
+    for state in before:
+        _beside(state, [n for _, n in parts])
     slots = (*(ast.Name(name, ast.Load()) for name in carried.names), *(e for e, _ in parts))
     values = (*before, *(n for _, n in parts))
     tree = ast.copy_location(ast.Call(ast.Name("fill", ast.Load()), [*slots], []), loop)
@@ -185,6 +187,17 @@ def flowing(scan: Any, index: int, loop: ast.stmt, carried: Carried) -> Statemen
     scan.env[result] = value
     scan.occurring = []
     return Statement(index, [], names, {value: result}, value)
+
+
+def _beside(state: Any, values: list[Node]) -> None:
+    """Of ``x.new_zeros(..)``, where the loop reads no number of x, that is what the state is like, and no value."""
+    made = state.kind == "op" and state.label.startswith("new_") and state.children
+    if made and isinstance(state.slots[0], ast.Name) and state.children[0] not in values:
+        first = state.children[0]
+        state.children = (
+            replace(first, kind="leaf", children=(), slots=(), tree=state.slots[0], beside=True),
+            *state.children[1:],
+        )
 
 
 def computing(loop: ast.stmt) -> Iterator[ast.AST]:
@@ -352,6 +365,8 @@ def fixed_sizes(loop: Node, function: types.FunctionType) -> list[list[int | Non
     known = []
     for state in loop.children[1 : len(loop.carried)]:
         sides: list[int | None] = []
+        while state.kind == "op" and state.label in CASTS:
+            state = state.children[0]
         given = state.children[1:] if state.label.startswith("new_") else state.children
         for slot, child in zip(state.slots[len(state.slots) - len(given) :], given, strict=True):
             if child.kind == "op" and isinstance(slot, ast.Tuple | ast.List):

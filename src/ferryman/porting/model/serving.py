@@ -50,6 +50,11 @@ def left(ops_served: Iterable[str], kind: Any = None, code: Iterable[str] = ()) 
     return " and ".join(["ferryman_compiling() and not ferryman_state.requests", *tests])
 
 
+def like(x: Any, other: Tensor) -> bool:
+    """Whether what is made as x is made as another tensor would be: a plain one of its dtype, on its device."""
+    return type(x) in PLAIN and x.dtype is other.dtype and x.device == other.device and x.layout is other.layout
+
+
 def is_one_call(run: Callable[..., Any], *given: Tensor) -> bool:
     """Whether code calls one function of PyTorch's, beside reading what a tensor is. It runs in float32."""
     seen: list[str] = []

@@ -40,8 +40,9 @@ def reads_sizes(name: str, statement: ast.stmt) -> bool:
 _LIKE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
 
 
-def default_of(function: types.FunctionType, tree: ast.AST, name: str) -> float | None:
-    """The fraction that an argument is where it is left out, in which nothing puts another value; None for others."""
+def default_of(function: types.FunctionType, tree: ast.AST, name: str, whole: bool = False) -> float | None:
+    """The fraction, or with ``whole`` the number, that an argument is where it is left out, in which nothing puts
+    another value; None for others."""
     parameter = inspect.signature(function).parameters.get(name)
     value = None if parameter is None else parameter.default
-    return value if type(value) is float and name not in stored(tree) else None
+    return value if type(value) in ((float, int) if whole else (float,)) and name not in stored(tree) else None

@@ -12,6 +12,7 @@ from torch import nn
 
 from ferryman.porting.model import source
 from ferryman.porting.model.inlined import inlined
+from ferryman.porting.model.renamed import renamed
 from ferryman.porting.model.trees import copied
 
 _MOST = 8
@@ -24,7 +25,9 @@ def unrolled(tree: ast.FunctionDef, function: types.FunctionType) -> ast.Functio
     if any(not isinstance(n, ast.Call) or _is(n.func, "map") for n in inside):
         tree = ast.fix_missing_locations(_Unroll(function).visit(tree))
     tree = inlined(tree)
-    _apart(tree, {*function.__code__.co_cellvars})
+    shared = {*function.__code__.co_cellvars}
+    _apart(tree, shared)
+    renamed(tree, shared)
     return tree
 
 
@@ -102,16 +105,42 @@ def _apart(node: ast.AST, shared: set[str]) -> None:
 def _singles(statement: ast.stmt, shared: set[str]) -> list[ast.stmt]:
     target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
     value = statement.value if isinstance(statement, ast.Assign) else None
-    if not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple) or len(target.elts) != len(value.elts):
+    if not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
         return [statement]
-    names = [t.id for t in target.elts if isinstance(t, ast.Name)]
-    if len({*names} - shared) != len(target.elts) or any(isinstance(v, ast.Starred) for v in value.elts):
+    targets, values = _with_one(target.elts, value.elts)
+    if len(targets) != len(values) or any(isinstance(v, ast.Starred) for v in values):
         return [statement]
-    for i, v in enumerate(value.elts):
-        if {n.id for n in ast.walk(v) if isinstance(n, ast.Name)} & {*names[:i]}:
+    parts = [t.elts if isinstance(t, ast.Tuple) else [t] for t in targets]
+    names = [[p.id for p in some if isinstance(p, ast.Name)] for some in parts]
+    flat = [n for some in names for n in some]
+    if len({*flat} - shared) != sum(map(len, parts)):
+        return [statement]
+    if any(isinstance(t, ast.Tuple) for t in targets) and not all(map(_of_shape, values)):
+        return [statement]
+    for i, v in enumerate(values):
+        if {n.id for n in ast.walk(v) if isinstance(n, ast.Name)} & {n for some in names[:i] for n in some}:
             return [statement]
-    pairs = zip(target.elts, value.elts, strict=True)
-    return [ast.copy_location(ast.Assign([t], v), statement) for t, v in pairs]
+    return [ast.copy_location(ast.Assign([t], v), statement) for t, v in zip(targets, values, strict=True)]
+
+
+def _with_one(targets: list[ast.expr], values: list[ast.expr]) -> tuple[list[ast.expr], list[ast.expr]]:
+    """``a, b, c = *x.shape, n``, of one such shape, as ``(a, b), c = x.shape, n``."""
+    stars = [i for i, v in enumerate(values) if isinstance(v, ast.Starred)]
+    if len(stars) != 1 or len(targets) <= len(values) or any(isinstance(t, ast.Starred) for t in targets):
+        return targets, values
+    (at,) = stars
+    star, count = values[at], len(targets) - len(values) + 1
+    assert isinstance(star, ast.Starred)
+    several = ast.Tuple(targets[at : at + count], ast.Store())
+    return [*targets[:at], several, *targets[at + count :]], [*values[:at], star.value, *values[at + 1 :]]
+
+
+def _of_shape(e: ast.expr) -> bool:
+    """``x.shape``, ``x.shape[-1]`` or a name: to read it, or to take it apart, does nothing else."""
+    inner = e.value if isinstance(e, ast.Subscript) and isinstance(e.slice, ast.Constant | ast.UnaryOp) else e
+    if isinstance(inner, ast.Attribute):
+        return inner.attr == "shape" and isinstance(inner.value, ast.Name)
+    return isinstance(e, ast.Name)
 
 
 class _Unroll(ast.NodeTransformer):
