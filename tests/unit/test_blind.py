@@ -42,6 +42,7 @@ from tests.unit import (
     disguises_blind_third_heads,
     disguises_blind_third_layers,
     disguises_blind_turns,
+    disguises_blind_twelfth,
     disguises_blind_varied,
     lookalikes_blind,
     lookalikes_blind_batches,
@@ -61,6 +62,7 @@ from tests.unit import (
     lookalikes_blind_tenth,
     lookalikes_blind_third,
     lookalikes_blind_third_layers,
+    lookalikes_blind_twelfth,
     lookalikes_blind_varied,
 )
 from tests.unit.situations import load
@@ -94,6 +96,7 @@ RIGHT = {
     "routers": disguises_blind_routers.ROUTERS,
     "eleventh": disguises_blind_eleventh.ELEVENTH,
     "tenth": disguises_blind_tenth.TENTH,
+    "twelfth": disguises_blind_twelfth.TWELFTH,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -116,6 +119,7 @@ ALIKE = {
     "routers": lookalikes_blind_routers.ROUTERS,
     "eleventh": lookalikes_blind_eleventh.ELEVENTH,
     "tenth": lookalikes_blind_tenth.TENTH,
+    "twelfth": lookalikes_blind_twelfth.TWELFTH,
 }
 # what is left today, and why
 _SEPARATE = (
