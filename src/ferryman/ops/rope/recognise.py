@@ -86,6 +86,7 @@ _PLACES = (
     _Place("s", "{c}.unsqueeze(0)"),
     _Place("b1s", "{c}.squeeze(1)"),
     _Place("bs1", "{c}.squeeze(2)", "bshd"),
+    _Place("1s", "{c}", "bhsd"),  # broadcast over heads, and so of all batches
     _Place("s1", "{c}.transpose(0, 1)", "bshd"),
 )
 
