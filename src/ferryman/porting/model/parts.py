@@ -92,7 +92,8 @@ def _searched(
 ) -> tuple[Search, bool, Sequence[written.Function]]:
     """A search, whether it has parts, and the functions that are written out in it: of both sides of an ``if`` first,
     where that has a part of two products."""
-    write = written.Writing(inner, own, source.methods(type(module)))
+    scan = Scan(inner, before, own, module, type(module))
+    write = written.Writing(inner, own, source.methods(type(module)), functools.partial(_is_setting, scan))
     apart = sunk.sunk(before, write)
     if apart is not None and _multiplies_twice(apart):
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh, free=free)
@@ -100,6 +101,11 @@ def _searched(
             return search, True, write.functions
     search = Search(inner, own, module, tree=copied(before), skipped=skipped, fresh=fresh, free=free)
     return search, search.run(), ()
+
+
+def _is_setting(scan: Scan, e: ast.expr) -> bool:
+    """Whether a path of the module's gives a plain value."""
+    return isinstance(e, ast.Attribute) and isinstance(scan.path(e), flow.PLAIN)
 
 
 def _multiplies_twice(tree: ast.AST) -> bool:

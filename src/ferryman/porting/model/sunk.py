@@ -13,7 +13,7 @@ from ferryman.porting.model import flags
 from ferryman.porting.model.statements import read, stored
 from ferryman.porting.model.trees import copied
 
-_MOST_SIDES, _MOST_STATEMENTS = 4, 200
+_MOST_SIDES, _MOST_STATEMENTS = 4, 300
 _LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
@@ -40,7 +40,8 @@ def sunk(tree: ast.FunctionDef, write: Callable[[ast.FunctionDef], Any] | None =
     whole = flags.folded(tree, known) if known else copied(tree)
     written = bool(write is not None and write(whole))
     names = Counter(n for s in whole.body for n in stored(s))
-    maker = _Sinking(arguments, {n for n, count in names.items() if count == 1})
+    first = next(iter((*tree.args.posonlyargs, *tree.args.args)), ast.arg("")).arg
+    maker = _Sinking(first, arguments, {n for n, count in names.items() if count == 1})
     whole.body = maker.block(whole.body, {}, arguments)
     if known:  # calls that leave out what is asked for its truth, and others
         rest = maker.renamed(tree.body, arguments)
@@ -52,10 +53,11 @@ def sunk(tree: ast.FunctionDef, write: Callable[[ast.FunctionDef], Any] | None =
 
 
 class _Sinking:
-    """once: locals that one statement alone puts a value in. sides: how many blocks there are."""
+    """own: the name of the module; once: locals that one statement alone puts a value in. sides: how many blocks there
+    are, but for those of training."""
 
-    def __init__(self, arguments: set[str], once: set[str]) -> None:
-        self.arguments, self.once, self.sides, self.count = arguments, once - arguments, 1, 0
+    def __init__(self, own: str, arguments: set[str], once: set[str]) -> None:
+        self.own, self.arguments, self.once, self.sides, self.count = own, arguments, once - arguments, 1, 0
 
     def renamed(self, body: list[ast.stmt], kept: set[str]) -> list[ast.stmt]:
         """A copy with locals of its own, but for those that hold what stands before."""
@@ -67,6 +69,16 @@ class _Sinking:
     def block(self, body: list[ast.stmt], known: dict[str, bool], kept: set[str]) -> list[ast.stmt]:
         """known: whether a name is None, in this side. kept: names that hold what stands before it."""
         body = [_as_if(s) if _asked(_as_if(s))[0] in {*self.arguments, *self.once} else s for s in body]
+        for i, statement in enumerate(body):
+            drawn = _as_if(statement)
+            if isinstance(drawn, ast.If) and statement is not drawn and _is_number_unless_training(drawn, self.own):
+                held = kept | {n for s in body[:i] for n in stored(s)}
+                rest = self.renamed([*drawn.body, *body[i + 1 :]], held)
+                number = drawn.orelse[0].targets[0].id, drawn.orelse[0].value  # type: ignore[attr-defined]
+                other = _then(drawn.orelse, body[i + 1 :])
+                other = [_Number(*number).visit(s) for s in other] if number[0] in self.once else other
+                other = self.block(other, known, held)
+                return [*body[:i], ast.copy_location(ast.If(drawn.test, rest, other), statement)]
         last: dict[str, int] = {}
         for i, statement in enumerate(body):
             name, is_none = _asked(statement)
@@ -101,6 +113,24 @@ def _as_if(statement: ast.stmt) -> ast.stmt:
     one, other = copied(statement), copied(statement)
     one.value, other.value = copied(value.body), copied(value.orelse)  # type: ignore[attr-defined]
     return ast.copy_location(ast.If(value.test, [one], [other]), statement)
+
+
+def _is_number_unless_training(statement: ast.If, own: str) -> bool:
+    """Whether a value is a number but in training, as of a dropout that is drawn there alone."""
+    test, other = statement.test, getattr(statement.orelse[0], "value", None)
+    asks = isinstance(test, ast.Attribute) and test.attr == "training" and isinstance(test.value, ast.Name)
+    one = isinstance(statement.orelse[0], ast.Assign) and isinstance(statement.orelse[0].targets[0], ast.Name)
+    return asks and one and test.value.id == own and isinstance(other, ast.Constant)  # type: ignore[union-attr]
+
+
+class _Number(ast.NodeTransformer):
+    """A number where a local that has it is read."""
+
+    def __init__(self, name: str, number: ast.expr) -> None:
+        self.name, self.number = name, number
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return copied(self.number) if node.id == self.name and isinstance(node.ctx, ast.Load) else node
 
 
 def _then(side: list[ast.stmt], tail: list[ast.stmt]) -> list[ast.stmt]:

@@ -54,11 +54,13 @@ class Function:
 
 @dataclass
 class Writing:
-    """Writes calls out in one method's tree. home: the method; own: the name that it has for its module."""
+    """Writes calls out in one method's tree. home: the method; own: the name that it has for its module;
+    plain: whether an expression is a setting of the module's, which reading does not change."""
 
     home: types.FunctionType
     own: str
     methods: dict[str, Any]
+    plain: Callable[[ast.expr], bool]
     functions: list[Function] = field(default_factory=list)
     count: int = 0
     tree: ast.FunctionDef = field(init=False)
@@ -91,7 +93,7 @@ class Writing:
         *body, last = tree.body
         assert isinstance(last, ast.Return) and last.value is not None
         ends = self._ends(statement, last.value, chosen)
-        modules = any(isinstance(e, ast.Name) and e.id == self.own for n, e in put.items() if n not in constants)
+        modules = any(isinstance(e, ast.Name) and e.id == self.own for e in put.values())
         if ends is None or not (ends[1] or (modules and not known.method)):
             return None
         local = {*stored(ast.Module(tree.body, []))} | {n for n, _ in before}
@@ -160,16 +162,26 @@ class Writing:
                 if name not in values or not isinstance(values[name], _DEFAULTS):
                     return None
                 given[name] = ast.Constant(values[name])
-        kept = {*stored(ast.Module(tree.body, []))}
+        kept, aware = {*stored(ast.Module(tree.body, []))}, self._passes_module_on(tree, given)
         put, before = dict[str, ast.expr](), list[tuple[str, ast.expr]]()
         for name, e in given.items():
             whole = isinstance(e, ast.Constant) or (isinstance(e, ast.Name) and e.id in self._locals())
             if whole and name not in kept:
                 put[name] = e
-            else:
-                before.append((name, e))
+                continue
+            before.append((name, e))
+            if name not in kept and not aware and self.plain(e):
+                put[name] = e
         constants = {n: e.value for n, e in put.items() if isinstance(e, ast.Constant)}
         return before, put, constants
+
+    def _passes_module_on(self, tree: ast.FunctionDef, given: dict[str, ast.expr]) -> bool:
+        """Whether code gives a parameter that is the module to anything else, which may change its settings."""
+        names = {n for n, e in given.items() if isinstance(e, ast.Name) and e.id == self.own}
+        asked = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+        called = (n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+        asked -= {id(f.value) for f in called}
+        return any(isinstance(n, ast.Name) and n.id in names and id(n) not in asked for n in ast.walk(tree))
 
     # What it gives
 
@@ -252,6 +264,15 @@ class _Changing(ast.NodeTransformer):
 
     def __init__(self, names: dict[str, str], put: dict[str, ast.expr]) -> None:
         self.names, self.put = names, put
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Whether a local is None is asked of it itself."""
+        last = node.comparators[-1]
+        if isinstance(last, ast.Constant) and last.value is None and isinstance(node.left, ast.Name):
+            if isinstance(self.put.get(node.left.id), ast.Attribute):
+                node.left.id = self.names[node.left.id]
+                return node
+        return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self.put and isinstance(node.ctx, ast.Load):
