@@ -63,6 +63,7 @@ from tests.unit import (
     lookalikes_blind_third,
     lookalikes_blind_third_layers,
     lookalikes_blind_twelfth,
+    lookalikes_blind_twelfth_own,
     lookalikes_blind_varied,
 )
 from tests.unit.situations import load
@@ -120,6 +121,7 @@ ALIKE = {
     "eleventh": lookalikes_blind_eleventh.ELEVENTH,
     "tenth": lookalikes_blind_tenth.TENTH,
     "twelfth": lookalikes_blind_twelfth.TWELFTH,
+    "twelfth, of its mechanisms": lookalikes_blind_twelfth_own.TWELFTH_OWN,
 }
 # what is left today, and why
 _SEPARATE = (

@@ -98,10 +98,16 @@ class Writing:
             return None
         local = {*stored(ast.Module(tree.body, []))} | {n for n, _ in before}
         names = {n: f"{n}_ferryman_w{self.count}" for n in local}
-        change = _Changing(names, put)
+        # a parameter is what it is given until a statement puts something else in its local
+        until = {n: _first_store(body, n) for n, e in before if _is_local(e, self._locals())}
+        first = {n: statement for n, statement in until.items() if statement is not None}
+        change = _Changing(names, put | {n: e for n, e in before if n in first})
+        before = [(n, e) for n, e in before if n not in first]
         fresh: list[ast.stmt] = [ast.Assign([ast.Name(names[n], ast.Store())], value) for n, value in before]
         docs = [s for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)]
-        fresh += [change.visit(copied(s)) for s in body if s not in docs and not isinstance(s, ast.Pass)]
+        for one in [s for s in body if s not in docs and not isinstance(s, ast.Pass)]:
+            stores = {n for n, statement in first.items() if statement is one}
+            fresh.append(change.assigned(copied(one), stores) if stores else change.visit(copied(one)))
         result = change.visit(copied(ends[0]))
         if isinstance(statement, ast.Return):
             fresh.append(ast.Return(result))
@@ -165,8 +171,7 @@ class Writing:
         kept, aware = {*stored(ast.Module(tree.body, []))}, self._passes_module_on(tree, given)
         put, before = dict[str, ast.expr](), list[tuple[str, ast.expr]]()
         for name, e in given.items():
-            whole = isinstance(e, ast.Constant) or (isinstance(e, ast.Name) and e.id in self._locals())
-            if whole and name not in kept:
+            if (isinstance(e, ast.Constant) or _is_local(e, self._locals())) and name not in kept:
                 put[name] = e
                 continue
             before.append((name, e))
@@ -259,11 +264,27 @@ def _only_names(e: ast.expr) -> bool:
     return isinstance(e, ast.Name | ast.Constant)
 
 
+def _is_local(e: ast.expr, names: set[str]) -> bool:
+    return isinstance(e, ast.Name) and e.id in names
+
+
+def _first_store(body: list[ast.stmt], name: str) -> ast.Assign | None:
+    """The first statement of a block that puts something in a local, if that is all that it does."""
+    first = next((s for s in body if name in stored(s)), None)
+    return first if isinstance(first, ast.Assign) and name not in stored(first.value) else None
+
+
 class _Changing(ast.NodeTransformer):
     """Locals under names of their own, and parameters as what they are given."""
 
     def __init__(self, names: dict[str, str], put: dict[str, ast.expr]) -> None:
         self.names, self.put = names, put
+
+    def assigned(self, statement: ast.Assign, names: set[str]) -> ast.Assign:
+        """A statement that puts other values in parameters."""
+        value = self.visit(statement.value)
+        self.put = {n: e for n, e in self.put.items() if n not in names}
+        return ast.copy_location(ast.Assign([self.visit(t) for t in statement.targets], value), statement)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """Whether a local is None is asked of it itself."""

@@ -1,0 +1,193 @@
+# ruff: noqa: E501
+"""Look-alikes of what the twelfth set brought: functions written out, flags that are left out, locals that may be None,
+rows without places, tables of one batch."""
+
+from __future__ import annotations
+
+TWELFTH_OWN = r'''
+W, H, D, S = 64, 8, 8, 11
+SEEN = []
+
+
+def heads(t):
+    return t.unflatten(-1, (H, D)).transpose(1, 2)
+
+
+def noted(module, q, k, v, scale=D**-0.5):
+    w = (q @ k.mT * scale).softmax(-1)
+    return w @ v, module.note(w)
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbNoted(nn.Module):
+    """What is not read of a function's results has an effect, which shows in the next result."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.calls = nn.Linear(W, 3 * W), 0
+
+    def note(self, w):
+        self.calls += 1
+        return w.mean()
+
+    def forward(self, x):
+        out, _ = noted(self, *(heads(t) for t in self.qkv(x).chunk(3, -1)))
+        return out.transpose(1, 2).flatten(2) * (1 + self.calls % 2)
+
+
+def changing(module, query, key, value):
+    query = query * module.boost
+    w = (query @ key.mT * D**-0.5).softmax(-1)
+    return w @ value, w, query
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbChanged(nn.Module):
+    """A function puts another value in its parameter; the caller reads its own local of the same name after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.boost = nn.Linear(W, 3 * W), 1.5
+
+    def forward(self, x):
+        query, key, value = (heads(t) for t in self.qkv(x).chunk(3, -1))
+        out, w, _ = changing(self, query, key, value)
+        return (out + query).transpose(1, 2).flatten(2)
+
+
+def swapped(module, v, q, k):
+    w = (q @ k.mT * D**-0.5).softmax(-1)
+    return w @ v, w
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbSwapped(nn.Module):
+    """Names of a function's parameters are those of other locals of the caller's."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(W, 3 * W)
+
+    def forward(self, x):
+        q, k, v = (heads(t) for t in self.qkv(x).chunk(3, -1))
+        out, _ = swapped(self, q, k, v)
+        return out.transpose(1, 2).flatten(2)
+
+
+@alike(lambda c: (c(), T(2, S, W)), lambda: (T(3, S, W),), lambda: (T(2, S, W),))
+class NbFlag(nn.Module):
+    """A flag that most calls leave out changes what is computed in those that do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(W, 3 * W)
+
+    def attend(self, x, sharp=False, raw=None):
+        q, k, v = (heads(t) for t in self.qkv(x).chunk(3, -1))
+        scores = q @ k.mT * D**-0.5
+        scores = scores * 2 if sharp else scores
+        if raw:
+            scores = scores.relu()
+        w = scores.softmax(-1)
+        return (w @ v, w) if sharp else (w @ v,)
+
+    def forward(self, x):
+        if x.shape[0] > 2:
+            return sum(t.sum() for t in self.attend(x, True))
+        return self.attend(x)[0].flatten(1), self.attend(x, raw=1)[0], self.attend(x, sharp=x.shape[0])[0]
+
+
+@alike(lambda c: (c(), T(2, S, W)), lambda: (T(1, S, W),), lambda: (T(2, S, W),))
+class NbAgain(nn.Module):
+    """Whether a mask is None is asked again after one has been made, and made again."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.calls = nn.Linear(W, 3 * W), 0
+
+    def made(self, n):
+        self.calls += 1
+        return None if self.calls % 2 else torch.ones(n, n, dtype=torch.bool).tril()
+
+    def attend(self, q, k, v, mask=None):
+        scores = q @ k.mT * D**-0.5
+        if mask is None:
+            mask = self.made(scores.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        more = self.made(scores.shape[-1])
+        if more is None:
+            scores = scores * 0.5
+        if mask is None:
+            scores = scores + 1
+        w = scores.softmax(-1)
+        return w @ v
+
+    def forward(self, x):
+        return self.attend(*(heads(t) for t in self.qkv(x).chunk(3, -1))).transpose(1, 2).flatten(2)
+
+
+def drawn(module, q, k, v, p=0.0):
+    w = F.dropout((q @ k.mT * D**-0.5).softmax(-1), p, training=True)
+    return w @ v, w
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbDrawn(nn.Module):
+    """What is dropped is dropped outside of training, where a number is larger."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.p = nn.Linear(W, 3 * W), 0.0
+
+    def forward(self, x):
+        p = self.p if self.training else 0.3
+        torch.manual_seed(1)
+        out, _ = drawn(self, *(heads(t) for t in self.qkv(x).chunk(3, -1)), p=p)
+        return out.transpose(1, 2).flatten(2)
+
+
+def writing(module, q, k, v):
+    w = (q @ k.mT * module.scale).softmax(-1)
+    module.scale = module.scale * 1.5
+    return w @ v * module.scale, w
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbWriting(nn.Module):
+    """A function puts another number in the module that it is given, and reads it again."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.scale = nn.Linear(W, 3 * W), 0.2
+
+    def forward(self, x):
+        out, _ = writing(self, *(heads(t) for t in self.qkv(x).chunk(3, -1)))
+        return out.transpose(1, 2).flatten(2)
+
+
+@alike(lambda c: (c(), T(6, 16)), lambda: (T(4, 16, 3),), lambda: (T(1, 16),), lambda: (T(2, 16) * 1e-3,))
+class NbRows(nn.Module):
+    """A group norm of rows whose groups are far apart, and of what has places is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(16) + 0.5), nn.Parameter(torch.randn(16))
+
+    def forward(self, x):
+        if x.dim() == 3:
+            return F.group_norm(x, 4, self.weight, self.bias, 1e-5)
+        g = x.view(-1, 4, 4).transpose(1, 2)
+        g = (g - g.mean(-1, keepdim=True)) * torch.rsqrt(g.var(-1, keepdim=True, unbiased=False) + 1e-5)
+        return g.transpose(1, 2).reshape(x.shape) * self.weight + self.bias
+
+
+@alike(lambda c: (c(), T(H, H, H, D), T(H, H, D // 2)), lambda: (T(2, H, S, D), T(1, S, D // 2)), lambda: (T(2, S, S, D), T(S, S, D // 2)), lambda: (T(1, H, S, D), T(1, S, D // 2)))
+class NbHeadTables(nn.Module):
+    """Tables of three dimensions, of which the first is heads, and no batch."""
+
+    def forward(self, x, angles):
+        cos, sin = angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2)
+        turned = torch.cat((-x[..., D // 2 :], x[..., : D // 2]), dim=-1)
+        return x * cos + turned * sin
+'''
