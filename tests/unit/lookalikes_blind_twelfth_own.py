@@ -190,4 +190,55 @@ class NbHeadTables(nn.Module):
         cos, sin = angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2)
         turned = torch.cat((-x[..., D // 2 :], x[..., : D // 2]), dim=-1)
         return x * cos + turned * sin
+
+
+def table():
+    f = torch.outer(torch.arange(32).float(), 1.0 / (100 ** (torch.arange(0, D, 2).float() / D)))
+    return torch.stack([f.cos(), f.sin()], -1)
+
+
+def turned(x, t, one=0, other=1):
+    p = x.reshape(*x.shape[:-1], -1, 2)
+    t = t.view(1, x.shape[1], 1, -1, 2)
+    pair = p[..., 0] * t[..., one] - p[..., 1] * t[..., other], p[..., 1] * t[..., one] + p[..., 0] * t[..., other]
+    return torch.stack(pair, -1).flatten(3)
+
+
+@alike(lambda c: (c(), T(2, S, H, D), T(2, S, H, D)))
+class NbSineFirst(nn.Module):
+    """The table's second numbers are taken for cosines, of queries alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = table()
+
+    def forward(self, q, k):
+        t = self.table[: q.shape[1]].to(q.dtype)
+        return turned(q, t, 1, 0), turned(k, t)
+
+
+@alike(lambda c: (c(), T(2, S, H, D)))
+class NbLearntTable(nn.Module):
+    """The table learns."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(table()[:S])
+
+    def forward(self, x):
+        return turned(x, self.table)
+
+
+@alike(lambda c: (c(), T(2, S, H, D)), lambda: (T(2, S, H, D) * 30,))
+class NbApart(nn.Module):
+    """The pairs of the table are halves of what is turned, and neighbours in the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = table()
+
+    def forward(self, x):
+        t = self.table[: x.shape[1]].view(1, x.shape[1], 1, -1, 2).to(x.dtype)
+        a, b = x.chunk(2, -1)
+        return torch.stack((a * t[..., 0] - b * t[..., 1], b * t[..., 0] + a * t[..., 1]), -1).flatten(3)
 '''
