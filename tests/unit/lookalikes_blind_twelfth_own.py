@@ -241,4 +241,81 @@ class NbApart(nn.Module):
         t = self.table[: x.shape[1]].view(1, x.shape[1], 1, -1, 2).to(x.dtype)
         a, b = x.chunk(2, -1)
         return torch.stack((a * t[..., 0] - b * t[..., 1], b * t[..., 0] + a * t[..., 1]), -1).flatten(3)
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(W, 3 * W)
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbAliased(Scores):
+    """Another local has the scores that are written over."""
+
+    def forward(self, x):
+        q, k, v = (heads(t) for t in self.qkv(x).chunk(3, -1))
+        s = torch.matmul(q, k.transpose(2, 3)) * D**-0.5
+        kept = s
+        s.masked_fill_(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), -1e9)
+        return torch.softmax(s, dim=-1).matmul(v), kept
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbViewed(Scores):
+    """A view of the scores is there before they are written over."""
+
+    def forward(self, x):
+        q, k, v = (heads(t) for t in self.qkv(x).chunk(3, -1))
+        s = torch.matmul(q, k.transpose(2, 3)) * D**-0.5
+        turned = s.transpose(2, 3)
+        s.masked_fill_(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), -1e9)
+        return torch.softmax(s, dim=-1).matmul(v), turned.clamp(min=-5)
+
+
+@alike(lambda c: (c(), T(2, S, W)), lambda: (T(2, S, W) * 4,))
+class NbBySelf(Scores):
+    """What is hidden follows from the scores, after some were hidden."""
+
+    def forward(self, x):
+        q, k, v = (heads(t) for t in self.qkv(x).chunk(3, -1))
+        s = torch.matmul(q, k.transpose(2, 3)) * D**-0.5
+        s.masked_fill_(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), -1e9)
+        s.masked_fill_(s > s.mean(-1, keepdim=True), -1e9)
+        return torch.softmax(s, dim=-1).matmul(v)
+
+
+@alike(lambda c: (c(), T(2, H, S, S), T(2, H, S, D)))
+class NbGivenScores(nn.Module):
+    """Scores that are given are written over, which who gave them sees."""
+
+    def forward(self, s, v):
+        other = s.mul(1.0) if s.requires_grad else s
+        other.masked_fill_(torch.ones(S, S, dtype=torch.bool).triu(1), -1e9)
+        return torch.softmax(other, dim=-1).matmul(v), s.clamp(min=-3)
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbAfter(Scores):
+    """The shares are written over, and not the scores."""
+
+    def forward(self, x):
+        q, k, v = (heads(t) for t in self.qkv(x).chunk(3, -1))
+        s = torch.matmul(q, k.transpose(2, 3)) * D**-0.5
+        p = torch.softmax(s, dim=-1) + 0.1
+        p.masked_fill_(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), 0.0)
+        return p.matmul(v)
+
+
+@alike(lambda c: (c(), T(2, S, W)), lambda: (T(2, S, W) * 3,))
+class NbBetween(Scores):
+    """Scores are read once more between two writes."""
+
+    def forward(self, x):
+        q, k, v = (heads(t) for t in self.qkv(x).chunk(3, -1))
+        s = torch.matmul(q, k.transpose(2, 3))
+        s *= D**-0.5
+        top = s.amax(-1, keepdim=True)
+        s += torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)
+        return torch.softmax(s, dim=-1).matmul(v) * top
 '''

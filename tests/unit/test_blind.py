@@ -159,7 +159,6 @@ LEFT = {
     "ElHeads": "a loop that takes one group of several, and adds what is scaled in it",
     "TenFive": "a method that calls a child is given the scores' device: its softmax is served",
     "TenSwin": "a mask of windows in a view of five dimensions, which no drawn mask has: its softmax is served",
-    "TenThree": "scores are written over in place: its softmax is served",
     "TenPacked": "a score may be less than the number that hides, -1e4: its softmax is served",
 }
 # the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
