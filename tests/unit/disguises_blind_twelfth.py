@@ -94,7 +94,7 @@ class TwNormThenGate(nn.Module):
         return hidden_states.to(input_dtype)
 
 
-@case("layer_norm", lambda c: (c(16), T(2, 16, 5, 6)))
+@case("layer_norm", lambda c: (c(16), T(2, 16, 3, 2)))
 class TwChannels(nn.Module):
     """Segment Anything's: a layer norm of the channels of an image, where they lie."""
 

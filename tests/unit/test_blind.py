@@ -159,6 +159,9 @@ LEFT = {
     "ElHeads": "a loop that takes one group of several, and adds what is scaled in it",
     "TenFive": "a method that calls a child is given the scores' device: its softmax is served",
     "TenSwin": "a mask of windows in a view of five dimensions, which no drawn mask has: its softmax is served",
+    "TwOss": "heads in groups, of no batch, in an order that no layout has: its softmax is served",
+    "TwSloped": "a bias of slopes in the product itself, of heads in the batch: its softmax is served",
+    "TwOneKey": "one key head, of which rows are tokens and heads: its softmax is served",
     "TenPacked": "a score may be less than the number that hides, -1e4: its softmax is served",
 }
 # the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
@@ -171,6 +174,8 @@ LEFT = {
 # the set's own modules was changed
 # the tenth set at first, before there was anything for steps: 1 of 12 right modules was served; none of its 12
 # look-alikes is wrong, which was first asked when there was
+# the twelfth set at first: 11 of 20 right modules were served, and none of 14 look-alikes was wrong. TwChannels was
+# served, and judged by a bias gradient of terms that cancel: it has fewer places now, and nothing else was changed
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked"}
 
 
@@ -325,4 +330,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 463 and len(alike) == 440 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 483 and len(alike) == 472 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

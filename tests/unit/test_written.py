@@ -1,5 +1,5 @@
-"""Functions that are written out where a forward calls them, and flags that calls leave out: served while all is what it
-was, and what the code says after that."""
+"""Functions that are written out where a forward calls them, and flags that calls leave out: served while all is what
+it was, and what the code says after that."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Attends(nn.Module):
 
     def forward(self, x, mask=None):
         q, k, v = self.project(x)
-        out, weights = eager(self, q, k, v, mask, self.scaling, dropout=self.p if self.training else 0.0, softcap=self.config.cap)
+        out, weights = eager(
+            self, q, k, v, mask, self.scaling, dropout=self.p if self.training else 0.0, softcap=self.config.cap
+        )
         return self.o(out.flatten(2))
 
 class Calls(nn.Module):
@@ -122,7 +124,9 @@ def test_a_function_that_is_given_the_module_is_served(tmp_path: Path) -> None:
     assert "attention" in _same(model, before, x) and "attention" in _same(model, before, x, _mask(6))
 
 
-def _other(module: Any, query: Tensor, key: Tensor, value: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def _other(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *given: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
     return query.transpose(1, 2) * 2, key
 
 
@@ -184,14 +188,19 @@ def test_a_method_and_flags_that_calls_leave_out_are_served(tmp_path: Path) -> N
     _, model, before, x = _pair("Calls", tmp_path)
     for given in ((), (_mask(6),)):
         assert "attention" in _same(model, before, x, *given)
-    for options in ({"output_attentions": True}, {"output_attentions": 1}, {"head_mask": x}, {"output_attentions": None}):
+    for options in (
+        {"output_attentions": True},
+        {"output_attentions": 1},
+        {"head_mask": x},
+        {"output_attentions": None},
+    ):
         _same(model, before, x, **options)
 
 
 def test_a_method_of_an_instance_is_followed(tmp_path: Path) -> None:
     file, model, before, x = _pair("Calls", tmp_path)
     for net in (model, before):
-        net.inner._attn = lambda q, k, v, mask=None: (q + v, k)  # type: ignore[assignment,union-attr]
+        net.inner._attn = lambda q, k, v, mask=None: (q + v, k)  # type: ignore[assignment]
     assert "attention" not in _same(model, before, x)
     for net in (model, before):
         del net.inner._attn

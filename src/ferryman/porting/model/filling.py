@@ -157,6 +157,7 @@ def overwritten(scan: Any, index: int, statement: ast.stmt) -> Statement:
     """Such a statement: another value of its local."""
     scan.occurring = []
     names = {node: name for name, node in scan.env.items()}
+    target: ast.expr
     if isinstance(statement, ast.AugAssign):
         target, given = statement.target, [statement.value]
         value: ast.expr = ast.BinOp(ast.Name(ast.unparse(target), ast.Load()), statement.op, statement.value)
@@ -165,6 +166,7 @@ def overwritten(scan: Any, index: int, statement: ast.stmt) -> Statement:
         call = statement.value  # type: ignore[attr-defined]
         target, given, label = call.func.value, call.args, _FILL
         value = ast.Call(ast.Attribute(target, _FILL, ast.Load()), given, [])
+    assert isinstance(target, ast.Name)
     before, parts = scan.env[target.id], [scan.node(e) for e in given]
     scan.known = {key: node for key, node in scan.known.items() if node is not before}
     tree = ast.copy_location(value, statement)

@@ -102,5 +102,3 @@ class _Folding(ast.NodeTransformer):
         if isinstance(e, ast.Constant):
             return e.value
         return self.known.get(e.id, UNKNOWN) if isinstance(e, ast.Name) else UNKNOWN
-
-

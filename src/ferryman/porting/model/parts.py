@@ -11,7 +11,19 @@ from typing import Any
 
 from torch import nn
 
-from ferryman.porting.model import adding, flow, gating, quiet, recognise, relied, source, spelling, sunk, unrolled, written
+from ferryman.porting.model import (
+    adding,
+    flow,
+    gating,
+    quiet,
+    recognise,
+    relied,
+    source,
+    spelling,
+    sunk,
+    unrolled,
+    written,
+)
 from ferryman.porting.model.child_calls import TESTS
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
@@ -74,7 +86,9 @@ def of_module(
         (n, ast.dump(t), [(p.forms, p.own, [ast.dump(m) for _, m in p.masks]) for p in ps]) for n, t, ps, _ in functions
     ]
     calls = sorted((n, path, relied.text_of(state)) for n, some in calm.items() for path, state in some)
-    name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes} {code}".encode()).hexdigest()
+    name = hashlib.sha256(
+        f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes} {code}".encode()
+    ).hexdigest()
     none = INNER if module._modules else NONE
     parted = Parted(name, none.inner, attributes, tuple(functions), calm, code) if functions or attributes else none
     _of_class[key].append((facts, parted))

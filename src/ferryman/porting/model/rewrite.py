@@ -152,7 +152,9 @@ class ServedClass:
                     plainly = objects.asked(inner, self.kind) if turned else {}
                     tests = (unchanged, objects.test_of(plainly) if plainly else None)
                     out = [f.still(inner, self.kind) for f in self.parted.written.get(name, ())] if cut_out else []
-                    served = _while_current(self.kind, name, function, wrapped, called, self.sequences, calm, out, *tests)
+                    served = _while_current(
+                        self.kind, name, function, wrapped, called, self.sequences, calm, out, *tests
+                    )
                     functions[name] = served
         return Rewritten(
             functions,
@@ -217,7 +219,7 @@ def _while_current(
 ) -> Any:
     """The served copy of a class's function, while that is what the class has, and the sequences that it calls, the
     modules that it makes, and children without effects on which it relies, are what they were; after that, what it has
-    then. out: tests of a module that what is written out in it is what it was; plainly: a test of what a call is given."""
+    then. out: tests of a module that what is written out in it is that; plainly: a test of what a call is given."""
     (test,), meaning = source.still(kind, (name,))
     if called:
         test += " and ferryman_still(given[0])"

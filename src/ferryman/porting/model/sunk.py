@@ -1,6 +1,6 @@
 """What stands around an ``if`` that asks whether an argument, or a local, is None, written into both of its sides, so
-that each is a block in which values flow to the result. An ``if`` that asks for the truth of an argument that calls leave
-out is settled for those (`flags`)."""
+that each is a block in which values flow to the result. An ``if`` that asks for the truth of an argument is settled for
+calls that leave that out (`flags`)."""
 
 from __future__ import annotations
 
@@ -117,10 +117,11 @@ def _as_if(statement: ast.stmt) -> ast.stmt:
 
 def _is_number_unless_training(statement: ast.If, own: str) -> bool:
     """Whether a value is a number but in training, as of a dropout that is drawn there alone."""
-    test, other = statement.test, getattr(statement.orelse[0], "value", None)
-    asks = isinstance(test, ast.Attribute) and test.attr == "training" and isinstance(test.value, ast.Name)
-    one = isinstance(statement.orelse[0], ast.Assign) and isinstance(statement.orelse[0].targets[0], ast.Name)
-    return asks and one and test.value.id == own and isinstance(other, ast.Constant)  # type: ignore[union-attr]
+    test, other = statement.test, statement.orelse[0]
+    asks = isinstance(test, ast.Attribute) and test.attr == "training"
+    asks = asks and isinstance(test.value, ast.Name) and test.value.id == own  # type: ignore[attr-defined]
+    put = isinstance(other, ast.Assign) and isinstance(other.targets[0], ast.Name)
+    return asks and put and isinstance(other.value, ast.Constant)  # type: ignore[attr-defined]
 
 
 class _Number(ast.NodeTransformer):

@@ -190,9 +190,7 @@ class Writing:
 
     # What it gives
 
-    def _ends(
-        self, statement: ast.stmt, value: ast.expr, chosen: int | None
-    ) -> tuple[ast.expr, bool, ast.expr] | None:
+    def _ends(self, statement: ast.stmt, value: ast.expr, chosen: int | None) -> tuple[ast.expr, bool, ast.expr] | None:
         """(what is read of what it gives, whether something is not, where that is put)."""
         target: ast.expr = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Name("", ast.Store())
         parts = value.elts if isinstance(value, ast.Tuple) else None
@@ -280,8 +278,9 @@ class _Changing(ast.NodeTransformer):
     def __init__(self, names: dict[str, str], put: dict[str, ast.expr]) -> None:
         self.names, self.put = names, put
 
-    def assigned(self, statement: ast.Assign, names: set[str]) -> ast.Assign:
+    def assigned(self, statement: ast.stmt, names: set[str]) -> ast.Assign:
         """A statement that puts other values in parameters."""
+        assert isinstance(statement, ast.Assign)
         value = self.visit(statement.value)
         self.put = {n: e for n, e in self.put.items() if n not in names}
         return ast.copy_location(ast.Assign([self.visit(t) for t in statement.targets], value), statement)
@@ -289,10 +288,11 @@ class _Changing(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """Whether a local is None is asked of it itself."""
         last = node.comparators[-1]
-        if isinstance(last, ast.Constant) and last.value is None and isinstance(node.left, ast.Name):
-            if isinstance(self.put.get(node.left.id), ast.Attribute):
-                node.left.id = self.names[node.left.id]
-                return node
+        name = node.left.id if isinstance(node.left, ast.Name) else ""
+        of_none = isinstance(last, ast.Constant) and last.value is None
+        if of_none and isinstance(self.put.get(name), ast.Attribute):
+            node.left = ast.copy_location(ast.Name(self.names[name], ast.Load()), node.left)
+            return node
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
