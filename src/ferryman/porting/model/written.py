@@ -141,7 +141,8 @@ class Writing:
         return None if free & self._locals() else Function(name, value, method)
 
     def _locals(self) -> set[str]:
-        return {*stored(self.tree)} | {a.arg for a in ast.walk(self.tree) if isinstance(a, ast.arg)}
+        own = {*self.home.__code__.co_varnames, *self.home.__code__.co_cellvars, *self.home.__code__.co_freevars}
+        return own | {*stored(self.tree)} | {a.arg for a in ast.walk(self.tree) if isinstance(a, ast.arg)}
 
     # What it is given
 
