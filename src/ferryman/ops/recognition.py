@@ -165,7 +165,8 @@ class Helper:
     parameters: how many of its first arguments are tensors, ``a0`` and on, which the expression reads. draw: float64
     arguments of a seed. guard: an expression over them that must hold; else the original is called. strict: one more,
     which is left out where the proof also holds for first arguments of a storage dtype beside float32 ones. joined: the
-    last argument is a complex one; the draw, and ``proof``, the expression to prove, have its parts. A draw that takes
+    last argument is "complex", or has "pairs" in its last dimension; the draw, and ``proof``, the expression to prove,
+    have its two parts. A draw that takes
     a ``width`` gives arguments of that, for functions whose code names it; one that takes ``turned``, of which so many
     numbers of a head are turned and others are not, as the expression ``turned`` says of them. never: names of
     PyTorch's functions of which none has one in it.
@@ -177,7 +178,7 @@ class Helper:
     draw: Callable[[int], tuple[Tensor, ...]]
     guard: str
     strict: str = "True"
-    joined: bool = False
+    joined: str = ""
     proof: str = ""
     never: frozenset[str] = frozenset()
     turned: str = ""

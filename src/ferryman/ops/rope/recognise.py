@@ -86,6 +86,7 @@ _PLACES = (
     _Place("s", "{c}.unsqueeze(0)"),
     _Place("b1s", "{c}.squeeze(1)"),
     _Place("bs1", "{c}.squeeze(2)", "bshd"),
+    _Place("1s", "{c}", "bhsd"),  # broadcast over heads, and so of all batches
     _Place("s1", "{c}.transpose(0, 1)", "bshd"),
 )
 
@@ -142,6 +143,7 @@ def _helpers() -> Iterator[Helper]:
                         yield Helper("rope", rope, count + 2, draw, guard, strict, never=_NEVER, turned=part)
                         if kind == "half" and interleaved and not turned:
                             yield _joined(names, count, rope, draw, layout, place, whole)
+                            yield _paired(names, count, rope, draw, layout, place, whole)
 
 
 def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout, place: _Place, whole: bool) -> Helper:
@@ -153,7 +155,21 @@ def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout,
     parts = [f"a0.dim() == {layout.dims}", f"{angle}.dtype is torch.complex64", *place.guard(angle, layout), width]
     parts += ["a0.dtype.itemsize < 8", f"not {angle}.requires_grad", *(["a0.dtype is a1.dtype"] if count == 2 else [])]
     guard = " and ".join(parts)
-    return Helper("rope", spelled, count + 1, draw, guard, "a0.dtype is torch.float32", True, rope, _NEVER)
+    return Helper("rope", spelled, count + 1, draw, guard, "a0.dtype is torch.float32", "complex", rope, _NEVER)
+
+
+def _paired(names: list[str], count: int, rope: str, draw: Any, layout: _Layout, place: _Place, whole: bool) -> Helper:
+    """Of a table with each cosine beside its sine."""
+    angle = names[count]
+    given = [f"{place.into.format(c=f'{angle}[..., {i}]')}.repeat_interleave(2, -1)" for i in (0, 1)]
+    spelled = _expression(names[:count], layout, given, True)
+    _, *sides = place.guard(angle, layout)
+    width = f"{angle}.shape[-2] * 2 {'==' if whole else '<'} a0.shape[-1]"
+    parts = [f"a0.dim() == {layout.dims}", f"{angle}.dim() == {len(place.lead) + 2} and {angle}.shape[-1] == 2"]
+    parts += [*sides, width, f"{angle}.is_floating_point()", f"{angle}.dtype.itemsize < 8", "a0.dtype.itemsize < 8"]
+    parts += [f"not {angle}.requires_grad", *(["a0.dtype is a1.dtype"] if count == 2 else [])]
+    strict = f"a0.dtype is {angle}.dtype"
+    return Helper("rope", spelled, count + 1, draw, " and ".join(parts), strict, "pairs", rope, _NEVER)
 
 
 def _expression(xs: list[str], layout: _Layout, angles: list[str], interleaved: bool) -> str:

@@ -164,7 +164,7 @@ def dimensions(
 ) -> list[int]:
     """How many dimensions an input may have for a module to give a result of as many; channels have places, too."""
     taken = []
-    for count in range(1 if candidate.axis == -1 else candidate.axis + 2, 6):
+    for count in range(1 if candidate.axis == -1 else candidate.axis + 1, 6):
         x = laid(torch.randn((*(2, 3, 2, 2)[: count - 1], width), dtype=torch.float64), candidate)
         try:
             with Widened(torch.float64), torch.no_grad(), plain_kernels():

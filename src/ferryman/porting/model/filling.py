@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ferryman.porting.model import source
-from ferryman.porting.model.nodes import Node
+from ferryman.porting.model.nodes import Node, Statement
 
 _MAKERS = {
     *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like, torch.clone),
@@ -25,6 +25,7 @@ _MAKERS = {
 ANEW = {
     *("MatMult", "Mult", "Div", "Add", "Sub"),
     *(f.__name__ for f in (torch.matmul, torch.bmm, torch.einsum, torch.baddbmm)),
+    *(f.__name__ for f in (torch.mul, torch.div, torch.add, torch.sub)),
     *(f.__name__ for f in (torch.masked_fill, torch.softmax, torch.nn.functional.linear)),
 }
 _OPERATORS = ast.MatMult | ast.Mult | ast.Div | ast.Add | ast.Sub
@@ -95,6 +96,9 @@ _WRITES = {"copy_", "fill_", "neg_", "mul_", "zero_"}
 
 def parts_of(statement: ast.stmt) -> tuple[ast.Name, list[ast.expr]]:
     """(the name that a write is of, what it reads beside it)."""
+    whole = getattr(statement, "value", None)
+    if isinstance(whole, ast.Call) and isinstance(whole.func, ast.Attribute) and isinstance(whole.func.value, ast.Name):
+        return whole.func.value, [*whole.args]
     if isinstance(statement, ast.Expr):
         call = statement.value
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
@@ -123,6 +127,57 @@ def own_item(scan: Any, node: Node) -> bool:
     if plain and once:  # an equal call gives others
         scan.known = {key: n for key, n in scan.known.items() if n is not of}
     return plain and once
+
+
+_FILL = "masked_fill"  # by which a method, and what it comes to in place, are called
+
+
+def over_result(scan: Any, statement: ast.stmt) -> ast.Name | None:
+    """The local of ``h += x``, or of ``h.masked_fill_(m, v)``, that has what an operation gave it anew, and nothing
+    else does."""
+    target: ast.expr | None = statement.target if isinstance(statement, ast.AugAssign) else None
+    call = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == f"{_FILL}_":
+        plain = len(call.args) == 2 and not call.keywords and not any(isinstance(a, ast.Starred) for a in call.args)
+        target = call.func.value if plain else None
+        names = [ast.unparse(t) for t in statement.targets] if isinstance(statement, ast.Assign) else []
+        if names and (not isinstance(target, ast.Name) or names != [target.id]):
+            return None
+    node = scan.env.get(target.id) if isinstance(target, ast.Name) else None
+    if node is None or node.kind != "op":
+        return None
+    assert isinstance(target, ast.Name)
+    over = node.write is None or isinstance(node.write, ast.AugAssign) or node.label == _FILL
+    if node.label not in ANEW or not over:
+        return target if own_item(scan, node) else None
+    if node.label == "einsum" and len(node.children) < 3:  # of one tensor it may be a view of that
+        return None
+    named = sum(other is node for other in scan.env.values())
+    readers = (other for other in scan.known.values() if node in other.children and not other.fact())
+    return target if named == 1 and next(readers, None) is None else None
+
+
+def overwritten(scan: Any, index: int, statement: ast.stmt) -> Statement:
+    """Such a statement: another value of its local."""
+    scan.occurring = []
+    names = {node: name for name, node in scan.env.items()}
+    target: ast.expr
+    if isinstance(statement, ast.AugAssign):
+        target, given = statement.target, [statement.value]
+        value: ast.expr = ast.BinOp(ast.Name(ast.unparse(target), ast.Load()), statement.op, statement.value)
+        label = type(statement.op).__name__
+    else:
+        call = statement.value  # type: ignore[attr-defined]
+        target, given, label = call.func.value, call.args, _FILL
+        value = ast.Call(ast.Attribute(target, _FILL, ast.Load()), given, [])
+    assert isinstance(target, ast.Name)
+    before, parts = scan.env[target.id], [scan.node(e) for e in given]
+    scan.known = {key: node for key, node in scan.known.items() if node is not before}
+    tree = ast.copy_location(value, statement)
+    node = Node("op", tree, (before, *parts), (target, *given), label, None, None, statement, True)
+    names |= {n: name for name, n in scan.env.items()}
+    scan.env[target.id] = node
+    return Statement(index, scan.occurring, names, {node: target.id}, node)
 
 
 def on_fresh(scan: Any, e: ast.AST) -> bool:

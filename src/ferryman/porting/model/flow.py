@@ -78,8 +78,8 @@ class Scan:
             if here or (index in looped and (here := loops.read(self, index, statement, looped[index]))):
                 yield here
                 continue
-            if isinstance(statement, ast.AugAssign) and self._own_result(statement.target):
-                yield self._augmented(index, statement)
+            if filling.over_result(self, statement) is not None:
+                yield filling.overwritten(self, index, statement)
                 continue
             value = getattr(statement, "value", None)
             simple = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr) and value is not None
@@ -116,31 +116,6 @@ class Scan:
         node = Node(
             "op", tree, tuple(n for _, n in parts), tuple(e for e, _ in parts), "fill", None, None, statement, True
         )
-        names |= {n: name for name, n in self.env.items()}
-        self.env[name] = node
-        return Statement(index, self.occurring, names, {node: name}, node)
-
-    def _own_result(self, target: ast.expr) -> bool:
-        """Whether a local has what an operation gave it anew, and nothing else does."""
-        node = self.env.get(target.id) if isinstance(target, ast.Name) else None
-        if node is None or node.kind != "op" or node.label not in filling.ANEW or node.write is not None:
-            return node is not None and filling.own_item(self, node)
-        if node.label == "einsum" and len(node.children) < 3:  # of one tensor it may be a view of that
-            return False
-        named = sum(other is node for other in self.env.values())
-        return named == 1 and not any(node in other.children for other in self.known.values())
-
-    def _augmented(self, index: int, statement: ast.AugAssign) -> Statement:
-        """``h += x`` of such a local: another value of its name."""
-        assert isinstance(statement.target, ast.Name)
-        name, self.occurring = statement.target.id, []
-        names = {node: name for name, node in self.env.items()}
-        before, value = self.env[name], self.node(statement.value)
-        self.known = {key: node for key, node in self.known.items() if node is not before}
-        parts = (statement.target, statement.value)
-        tree = ast.copy_location(ast.BinOp(ast.Name(name, ast.Load()), statement.op, statement.value), statement)
-        label = type(statement.op).__name__
-        node = Node("op", tree, (before, value), parts, label, None, None, statement, True)
         names |= {n: name for name, n in self.env.items()}
         self.env[name] = node
         return Statement(index, self.occurring, names, {node: name}, node)

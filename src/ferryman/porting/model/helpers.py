@@ -88,7 +88,7 @@ def able(count: int, labels: Set[str], names: Set[str]) -> list[Helper]:
     return [
         h
         for h in proposals("helpers")
-        if h.parameters == count and not h.never & labels and (not h.joined or _OF_COMPLEX & names)
+        if h.parameters == count and not h.never & labels and (h.joined != "complex" or _OF_COMPLEX & names)
     ]
 
 
@@ -169,21 +169,23 @@ def _parameters(function: Any) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-def _parts(call: Any, complex_: bool) -> Any:
-    """A call as a function of what the draw gives: of a complex argument, its parts."""
-    if not complex_:
+def _parts(call: Any, joined: str) -> Any:
+    """A call as a function of what the draw gives: of an argument that joins two, its parts."""
+    if not joined:
         return call
 
-    def joined(*given: Any) -> Any:
+    def of_parts(*given: Any) -> Any:
+        if joined == "pairs":
+            return call(*given[:-2], torch.stack(given[-2:], -1))
         real, imaginary = (a if a.dtype is torch.float64 else a.float() for a in given[-2:])
         return call(*given[:-2], torch.complex(real, imaginary))
 
-    return joined
+    return of_parts
 
 
 def _meant(helper: Helper, of: Any = _DEFINITIONS) -> Any:
     """The helper's expression, as a function of what the draw gives."""
-    names = tuple(f"a{i}" for i in range(helper.parameters + helper.joined))
+    names = tuple(f"a{i}" for i in range(helper.parameters + bool(helper.joined)))
     return compiled(helper.proof or helper.expression, names, ops=of)
 
 
@@ -228,7 +230,7 @@ _numbered: dict[Any, int] = {}
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _first(draw: Any, joined: bool) -> _First:
+def _first(draw: Any, joined: str) -> _First:
     given = tuple(a.detach() for a in draw(0))
     shapes = (joined, *((a.dtype, *a.shape) for a in given))
     digest = hashlib.sha256()
@@ -238,7 +240,7 @@ def _first(draw: Any, joined: bool) -> _First:
     return _First(given, *numbers)
 
 
-def _result(call: Any, draw: Any, joined: bool, results: dict[int, Any]) -> list[torch.Tensor] | None:
+def _result(call: Any, draw: Any, joined: str, results: dict[int, Any]) -> list[torch.Tensor] | None:
     """What a call gives of a first draw; None where no helper gives such. Equal draws have one result; what
     refuses a draw refuses all of its shapes."""
     first = _first(draw, joined)

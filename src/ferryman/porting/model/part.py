@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting.model import child_calls, laid, scalars, serving, source, steady
 from ferryman.porting.model.trace import Read, meaning, meant
 from ferryman.porting.model.trees import copied
+from ferryman.porting.model.written import Function
 
 PREFIX = "ferryman_part_"
 _MEANT = "ferryman_meant({0}) == ferryman_was_{0}"
@@ -93,7 +94,8 @@ class Part:
 @dataclass(frozen=True)
 class Parted:
     """Functions of a class with parts: (name, the tree that calls them, they, the tree before). Equal by ``key``.
-    relied: of a function, what it calls that has no effects, past which a part may have gone."""
+    relied: of a function, what it calls that has no effects, past which a part may have gone; written: what is written
+    out in its tree."""
 
     key: str
     inner: bool = field(default=False, compare=False)  # functions that it calls may have parts, too
@@ -102,6 +104,7 @@ class Parted:
         default=(), compare=False, repr=False
     )
     relied: Mapping[str, Relied] = field(default_factory=dict, compare=False, repr=False)
+    written: Mapping[str, Sequence[Function]] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, name: str, before: ast.FunctionDef) -> tuple[ast.FunctionDef, tuple[Part, ...]] | None:
         """The tree of a function, if it was made of that one."""

@@ -6,11 +6,24 @@ import ast
 import functools
 import hashlib
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
-from ferryman.porting.model import adding, flow, gating, quiet, recognise, relied, source, spelling, sunk, unrolled
+from ferryman.porting.model import (
+    adding,
+    flow,
+    gating,
+    quiet,
+    recognise,
+    relied,
+    source,
+    spelling,
+    sunk,
+    unrolled,
+    written,
+)
 from ferryman.porting.model.child_calls import TESTS
 from ferryman.porting.model.cutting import Search
 from ferryman.porting.model.flow import Scan
@@ -47,7 +60,7 @@ def of_module(
             return parted
     methods, reached = source.methods(kind), names_reached(kind)
     facts: dict[tuple[str, str], tuple[Any, bool]] = {}
-    functions, calm = [], dict[str, Relied]()
+    functions, calm, code = [], dict[str, Relied](), dict[str, Sequence[written.Function]]()
     for name in methods:
         if name != "forward" and name not in reached:
             continue
@@ -58,13 +71,14 @@ def of_module(
             continue
         before, _ = unrolled.of_sequences(spelling.operators(tree, inner), arguments[0], inner, dict(sequences))
         places = {place for at, place in skipped if at == name}
-        search, shown = _searched(inner, arguments[0], module, before, places, fresh, free)
+        search, shown, out = _searched(inner, arguments[0], module, before, places, fresh, free)
         shown |= adding.in_place(search.tree, arguments[0], norms, fresh)
         shown |= gating.in_place(search.tree, arguments[0], fresh)
         facts |= {(name, text): (value, search.asks(text)) for text, value in search.scan.facts.items()}
         if shown:
             functions.append((name, search.tree, tuple(search.parts), ast.dump(before)))
             calm[name] = relied.state_of_calls(module, search.relied)
+            code[name] = out
     attributes = tuple(
         (n, v) for n, v in vars(module).items() if n in reached and isinstance(v, flow.FUNCTIONS) and v in served()
     )
@@ -72,9 +86,11 @@ def of_module(
         (n, ast.dump(t), [(p.forms, p.own, [ast.dump(m) for _, m in p.masks]) for p in ps]) for n, t, ps, _ in functions
     ]
     calls = sorted((n, path, relied.text_of(state)) for n, some in calm.items() for path, state in some)
-    name = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes}".encode()).hexdigest()
+    name = hashlib.sha256(
+        f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes} {code}".encode()
+    ).hexdigest()
     none = INNER if module._modules else NONE
-    parted = Parted(name, none.inner, attributes, tuple(functions), calm) if functions or attributes else none
+    parted = Parted(name, none.inner, attributes, tuple(functions), calm, code) if functions or attributes else none
     _of_class[key].append((facts, parted))
     return parted
 
@@ -87,16 +103,23 @@ def _searched(
     skipped: set[Any],
     fresh: frozenset[str],
     free: frozenset[str],
-) -> tuple[Search, bool]:
-    """A search, and whether it has parts: of both sides of an ``if`` first, where that has a part of two products, or a
-    loop that carries a state."""
-    apart = sunk.sunk(before) if _multiplies_twice(before) or _loops(before) else None
-    if apart is not None:
+) -> tuple[Search, bool, Sequence[written.Function]]:
+    """A search, whether it has parts, and the functions that are written out in it: of both sides of an ``if`` first,
+    where that has a part of two products, or a loop that carries a state."""
+    scan = Scan(inner, before, own, module, type(module))
+    write = written.Writing(inner, own, source.methods(type(module)), functools.partial(_is_setting, scan))
+    apart = sunk.sunk(before, write)
+    if apart is not None and (_multiplies_twice(apart) or _loops(before)):
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh, free=free)
         if search.run() and search.whole:
-            return search, True
+            return search, True, write.functions
     search = Search(inner, own, module, tree=copied(before), skipped=skipped, fresh=fresh, free=free)
-    return search, search.run()
+    return search, search.run(), ()
+
+
+def _is_setting(scan: Scan, e: ast.expr) -> bool:
+    """Whether a path of the module's gives a plain value."""
+    return isinstance(e, ast.Attribute) and isinstance(scan.path(e), flow.PLAIN)
 
 
 def _multiplies_twice(tree: ast.AST) -> bool:

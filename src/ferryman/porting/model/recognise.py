@@ -189,9 +189,13 @@ def _shown(
     wide: list[Candidate] = []  # that float64 shows, and that storage dtypes do not take
     first = First(functools.partial(original, followed, twin, names, False))
     runs: Runs = {}
-    for candidate in candidates:
-        twin["ferryman_dims"] = dims[candidate.kind, candidate.width]
-        proof = refuted(first, twin, names, candidate) or prove(followed, twin, names, candidate, runs=runs)
+    agreed: dict[int, list[int]] = {}
+    for i, candidate in enumerate(candidates):
+        for counts in _counts(dims[candidate.kind, candidate.width], candidate):
+            twin["ferryman_dims"] = agreed[i] = counts
+            proof = refuted(first, twin, names, candidate) or prove(followed, twin, names, candidate, runs=runs)
+            if proof.ok:
+                break
         wide += [candidate] if not (proof.narrow or candidate.rows or candidate.gate) else []
         if proof.ok:
             shown.append((candidate, proof))
@@ -206,6 +210,7 @@ def _shown(
         tried = frozenset(c.op for c in candidates)
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
+    dims[candidate.kind, candidate.width] = agreed[candidates.index(candidate)]
     if candidate.rows and trace.computed() - numbers:  # rows that code computes the numbers of
         twin = narrowed(module, leaf, numbers | trace.computed()) | {"ferryman_fixed": twin["ferryman_fixed"]}
         proof = prove(followed, twin, names, candidate)
@@ -252,6 +257,13 @@ def _shown(
         return role.on(module)
     except Unproven as error:
         return Refusal(str(error))
+
+
+def _counts(dims: list[int], candidate: Candidate) -> list[list[int]]:
+    """The numbers of dimensions to prove a candidate in: all, or those with places beside channels, of which a group
+    may be one that has no more than one value."""
+    rest = [n for n in dims if n > candidate.axis + 1]
+    return [dims, rest] if candidate.axis != -1 and rest and rest != dims else [dims]
 
 
 def _laid(

@@ -151,7 +151,10 @@ class ServedClass:
                     turned = cut_out is not None or bool(serve.gated)
                     plainly = objects.asked(inner, self.kind) if turned else {}
                     tests = (unchanged, objects.test_of(plainly) if plainly else None)
-                    served = _while_current(self.kind, name, function, wrapped, called, self.sequences, calm, *tests)
+                    out = [f.still(inner, self.kind) for f in self.parted.written.get(name, ())] if cut_out else []
+                    served = _while_current(
+                        self.kind, name, function, wrapped, called, self.sequences, calm, out, *tests
+                    )
                     functions[name] = served
         return Rewritten(
             functions,
@@ -210,12 +213,13 @@ def _while_current(
     called: list[str],
     sequences: dict[str, int],
     calm: Relied,
+    out: list[Callable[[Any], bool]],
     unchanged: Callable[[], bool] | None,
     plainly: Callable[[Any, Any], bool] | None,
 ) -> Any:
     """The served copy of a class's function, while that is what the class has, and the sequences that it calls, the
     modules that it makes, and children without effects on which it relies, are what they were; after that, what it has
-    then. plainly: a test of what a call is given."""
+    then. out: tests of a module that what is written out in it is that; plainly: a test of what a call is given."""
     (test,), meaning = source.still(kind, (name,))
     if called:
         test += " and ferryman_still(given[0])"
@@ -223,6 +227,9 @@ def _while_current(
     if plainly is not None:
         test += " and ferryman_plainly(given, options)"
         meaning["ferryman_plainly"] = plainly
+    for i, one in enumerate(out):
+        test += f" and ferryman_out_{i}(given[0])"
+        meaning[f"ferryman_out_{i}"] = one
     if unchanged is not None:
         test += " and ferryman_made()"
         meaning["ferryman_made"] = unchanged

@@ -103,7 +103,8 @@ def _step(node: Node, current: Node) -> Step | None:
         if node.label == "Sub" and at == 0 and not _number(other):
             return Step(node, "take", other)
         return None
-    if node.write is not None or not isinstance(tree, ast.Call) or tree.keywords:
+    filled = node.label == "masked_fill" and isinstance(node.write, ast.Expr | ast.Assign)
+    if (node.write is not None and not filled) or not isinstance(tree, ast.Call) or tree.keywords:
         return None
     if any(isinstance(a, ast.Starred) for a in tree.args):
         return None

@@ -1,19 +1,26 @@
-"""What stands around an ``if`` that asks whether an argument is None, written into both of its sides, so that each is a
-block in which values flow from the arguments to the result."""
+"""What stands around an ``if`` that asks whether an argument, or a local, is None, written into both of its sides, so
+that each is a block in which values flow to the result. An ``if`` that asks for the truth of an argument is settled for
+calls that leave that out (`flags`)."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+from ferryman.porting.model import flags
+from ferryman.porting.model.statements import read, stored
 from ferryman.porting.model.trees import copied
 
-_MOST_SIDES, _MOST_STATEMENTS = 4, 160
+_MOST_SIDES, _MOST_STATEMENTS = 4, 300
 _LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
-def sunk(tree: ast.FunctionDef) -> ast.FunctionDef | None:
-    """A copy of a function's tree with its ``if`` so; None where it has no such, or too many."""
+def sunk(tree: ast.FunctionDef, write: Callable[[ast.FunctionDef], Any] | None = None) -> ast.FunctionDef | None:
+    """A copy of a function's tree with its ``if`` so; None where it has no such, or too many. write: writes functions
+    out in a tree, and says which."""
     arguments = {a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)}
     own = {
         a.arg
@@ -27,45 +34,104 @@ def sunk(tree: ast.FunctionDef) -> ast.FunctionDef | None:
         for n in ast.walk(tree)
         if n is not tree
     )
-    stored = {n for s in tree.body for n in _stored(s)}
-    if inner or own & stored or any(isinstance(n, ast.Name) and n.id == "locals" for n in ast.walk(tree)):
+    if inner or own & {n for s in tree.body for n in stored(s)} or "locals" in read(tree):
         return None
-    whole = copied(tree)
-    maker = _Sinking(arguments)
-    whole.body = maker.block(whole.body, {})
-    if not 1 < maker.sides <= _MOST_SIDES or sum(isinstance(n, ast.stmt) for n in ast.walk(whole)) > _MOST_STATEMENTS:
+    known = {name: value for name, value in flags.settled(tree).items() if name not in own}
+    whole = flags.folded(tree, known) if known else copied(tree)
+    written = bool(write is not None and write(whole))
+    names = Counter(n for s in whole.body for n in stored(s))
+    first = next(iter((*tree.args.posonlyargs, *tree.args.args)), ast.arg("")).arg
+    maker = _Sinking(first, arguments, {n for n, count in names.items() if count == 1})
+    whole.body = maker.block(whole.body, {}, arguments)
+    if known:  # calls that leave out what is asked for its truth, and others
+        rest = maker.renamed(tree.body, arguments)
+        whole.body = [ast.copy_location(ast.If(flags.test_of(known), whole.body, rest), tree)]
+    few = maker.sides <= _MOST_SIDES and (maker.sides > 1 or bool(known) or written)
+    if not few or sum(isinstance(n, ast.stmt) for n in ast.walk(whole)) > _MOST_STATEMENTS:
         return None
     return ast.fix_missing_locations(whole)
 
 
 class _Sinking:
-    def __init__(self, arguments: set[str]) -> None:
-        self.arguments, self.sides = arguments, 1
+    """own: the name of the module; once: locals that one statement alone puts a value in. sides: how many blocks there
+    are, but for those of training."""
 
-    def block(self, body: list[ast.stmt], known: dict[str, bool]) -> list[ast.stmt]:
-        """known: whether an argument is None, in this side."""
-        stored: set[str] = set()
+    def __init__(self, own: str, arguments: set[str], once: set[str]) -> None:
+        self.own, self.arguments, self.once, self.sides, self.count = own, arguments, once - arguments, 1, 0
+
+    def renamed(self, body: list[ast.stmt], kept: set[str]) -> list[ast.stmt]:
+        """A copy with locals of its own, but for those that hold what stands before."""
+        self.count += 1
+        other = copied(ast.Module(body, []))
+        _Renaming(kept, self.count).visit(other)
+        return other.body
+
+    def block(self, body: list[ast.stmt], known: dict[str, bool], kept: set[str]) -> list[ast.stmt]:
+        """known: whether a name is None, in this side. kept: names that hold what stands before it."""
+        body = [_as_if(s) if _asked(_as_if(s))[0] in {*self.arguments, *self.once} else s for s in body]
+        for i, statement in enumerate(body):
+            drawn = _as_if(statement)
+            if isinstance(drawn, ast.If) and statement is not drawn and _is_number_unless_training(drawn, self.own):
+                held = kept | {n for s in body[:i] for n in stored(s)}
+                rest = self.renamed([*drawn.body, *body[i + 1 :]], held)
+                number = drawn.orelse[0].targets[0].id, drawn.orelse[0].value  # type: ignore[attr-defined]
+                other = _then(drawn.orelse, body[i + 1 :])
+                other = [_Number(*number).visit(s) for s in other] if number[0] in self.once else other
+                other = self.block(other, known, held)
+                return [*body[:i], ast.copy_location(ast.If(drawn.test, rest, other), statement)]
+        last: dict[str, int] = {}
         for i, statement in enumerate(body):
             name, is_none = _asked(statement)
-            if name in self.arguments and name not in stored:
+            at = last.get(name, -1) + 1
+            whole = at == 0 or isinstance(body[at - 1], ast.Assign)
+            if (name in self.arguments and at == 0) or (name in self.once and whole):
                 assert isinstance(statement, ast.If)
                 sides = statement.body, statement.orelse
-                head, tail = body[:i], body[i + 1 :]
+                before, head, tail = body[:at], body[at:i], body[i + 1 :]
                 if name in known:
                     taken = sides[0] if known[name] == is_none else sides[1]
-                    return self.block([*head, *_then(taken, tail)], known)
+                    return self.block([*before, *head, *_then(taken, tail)], known, kept)
                 if self.sides >= _MOST_SIDES:
                     self.sides += 1
                     return body
                 self.sides += 1
-                count = self.sides
-                first = self.block([*head, *_then(sides[0], tail)], known | {name: is_none})
-                other = copied(ast.Module([*head, *_then(sides[1], tail)], []))
-                _Renaming(self.arguments, count).visit(other)
-                second = self.block(other.body, known | {name: not is_none})
-                return [ast.copy_location(ast.If(statement.test, first, second or [ast.Pass()]), statement)]
-            stored |= _stored(statement)
+                held = {n for s in before for n in stored(s)}
+                known, kept = {n: truth for n, truth in known.items() if n not in held}, kept | held
+                second = self.renamed([*head, *_then(sides[1], tail)], kept)
+                first = self.block([*head, *_then(sides[0], tail)], known | {name: is_none}, kept)
+                second = self.block(second, known | {name: not is_none}, kept)
+                return [*before, ast.copy_location(ast.If(statement.test, first, second or [ast.Pass()]), statement)]
+            last |= dict.fromkeys(stored(statement), i)
         return body
+
+
+def _as_if(statement: ast.stmt) -> ast.stmt:
+    """A choice between two values, as a choice between two statements."""
+    value = statement.value if isinstance(statement, ast.Assign | ast.Return) else None
+    if not isinstance(value, ast.IfExp):
+        return statement
+    one, other = copied(statement), copied(statement)
+    one.value, other.value = copied(value.body), copied(value.orelse)  # type: ignore[attr-defined]
+    return ast.copy_location(ast.If(value.test, [one], [other]), statement)
+
+
+def _is_number_unless_training(statement: ast.If, own: str) -> bool:
+    """Whether a value is a number but in training, as of a dropout that is drawn there alone."""
+    test, other = statement.test, statement.orelse[0]
+    asks = isinstance(test, ast.Attribute) and test.attr == "training"
+    asks = asks and isinstance(test.value, ast.Name) and test.value.id == own  # type: ignore[attr-defined]
+    put = isinstance(other, ast.Assign) and isinstance(other.targets[0], ast.Name)
+    return asks and put and isinstance(other.value, ast.Constant)  # type: ignore[attr-defined]
+
+
+class _Number(ast.NodeTransformer):
+    """A number where a local that has it is read."""
+
+    def __init__(self, name: str, number: ast.expr) -> None:
+        self.name, self.number = name, number
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return copied(self.number) if node.id == self.name and isinstance(node.ctx, ast.Load) else node
 
 
 def _then(side: list[ast.stmt], tail: list[ast.stmt]) -> list[ast.stmt]:
@@ -82,18 +148,14 @@ def _asked(statement: ast.stmt) -> tuple[str, bool]:
     return (test.left.id, isinstance(test.ops[0], ast.Is)) if nothing and asks else ("", False)
 
 
-def _stored(tree: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-
-
 class _Renaming(ast.NodeTransformer):
-    """The locals of a side under names of their own, which no other side reads."""
+    """The locals of a side under names of their own, which no other side reads. kept: what others have put there."""
 
-    def __init__(self, arguments: set[str], count: int) -> None:
-        self.arguments, self.count, self.names = arguments, count, set[str]()
+    def __init__(self, kept: set[str], count: int) -> None:
+        self.kept, self.count, self.names = kept, count, set[str]()
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
-        self.names = {n for s in node.body for n in _stored(s)} - self.arguments
+        self.names = {n for s in node.body for n in stored(s)} - self.kept
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
