@@ -82,7 +82,7 @@ def cases() -> Sequence[Case]:
     add("bias_few", (1, 4, 3, 64), kv_heads=1, sk=100, causal=True, mask=pairs)
     add("softcap_few", (1, 2, 5, 48), sk=130, causal=True, window=70, softcap=5.0)
     # caps' series below a quarter of the cap, whose last terms show in large scores of few terms
-    add("softcap_loud", (1, 2, 3, 8), sk=33, scale=11.0, softcap=4600.0, fill="large_logits")
+    add("softcap_loud", (1, 2, 16, 8), sk=33, scale=11.0, softcap=4600.0, fill="large_logits")
     add("softcap_nonfinite", (1, 2, 6, 64), sk=40, softcap=5.0, fill="nonfinite")
     # the last block of keys is whole, and no row but the last sees all of it
     add("append_whole", (1, 2, 5, 64), sk=128, causal=True)
@@ -90,7 +90,8 @@ def cases() -> Sequence[Case]:
     add("window_few", (2, 4, 3, 72), kv_heads=2, sk=97, causal=True, window=40)
     add("mask_few", (1, 8, 9, 72), kv_heads=2, sk=140, mask=TensorSpec((1, 8, 9, 140), dtype="bool", fill="mask"))
     add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
-    add("window_both_few", (1, 2, 12, 64), sk=150, window=5)
+    # one key lies in the last block
+    add("window_both_few", (1, 2, 12, 64), sk=129, window=5)
     add("one_key", (2, 2, 3, 64), sk=1)
     add("no_keys", (1, 2, 3, 64), sk=0)
     add("no_queries", (1, 2, 0, 64), sk=5)
@@ -132,6 +133,8 @@ def cases() -> Sequence[Case]:
     add("chunk_range", (3, 4, 33, 64), kv_heads=2, sk=60, causal=True, chunk=20, key_range=key_ranges(3))
     add("chunk_few", (6, 2, 12, 16), sk=40, causal=True, chunk=7, key_range=key_ranges(6))
     add("chunk_hostile", (6, 2, 9, 64), sk=70, chunk=20, key_range=key_ranges(6, "any_range"))
+    # queries before their sequence
+    add("chunk_before", (6, 2, 12, 16), sk=14, chunk=3, key_range=key_ranges(6))
     add("chunk_decode", (2, 2, 1, 64), kv_heads=1, sk=300, causal=True, chunk=128, key_range=key_ranges(2))
     add("dropout", (3, 2, 33, 64), dropout_p=0.1, dropout_seed=seeds(3))
     add("dropout_causal", (2, 2, 65, 64), kv_heads=1, causal=True, dropout_p=0.5, dropout_seed=seeds(2))
