@@ -83,7 +83,7 @@ def cases() -> Sequence[Case]:
     add("softcap_few", (1, 2, 5, 48), sk=130, causal=True, window=70, softcap=5.0)
     # caps' series below a quarter of the cap, whose last terms show in large scores of few terms
     add("softcap_loud", (1, 2, 16, 8), sk=33, scale=11.0, softcap=4600.0, fill="large_logits")
-    add("softcap_nonfinite", (1, 2, 6, 64), sk=40, softcap=5.0, fill="nonfinite")
+    add("softcap_nonfinite", (1, 2, 6, 48), sk=140, softcap=5.0, fill="nonfinite")
     # the last block of keys is whole, and no row but the last sees all of it
     add("append_whole", (1, 2, 5, 64), sk=128, causal=True)
     # strides that 8 divides and 16 does not; the last row alone sees into its block of keys
