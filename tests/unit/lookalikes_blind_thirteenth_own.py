@@ -389,4 +389,66 @@ class WrittenOne(nn.Module):
         logits = self.gate(x)
         top, ids = torch.topk(logits, 1, dim=-1)
         return torch.full_like(logits, -30.0).scatter_(-1, ids, top).sigmoid(), ids
+
+
+# ---- how results lie in memory
+class HeadsFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, W, 8) / 8)
+
+    def forward(self, x):
+        return torch.matmul(x.unsqueeze(1), self.weight)
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class ViewOfHeads(nn.Module):
+    """Heads before tokens are contiguous, so that a view joins them with the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.q = HeadsFirst()
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        return self.q(x).view(b * 8, t, 8).sum(1)
+
+
+class TableOfLogits(nn.Module):
+    def forward(self, logits):
+        top, ids = logits.topk(K, -1)
+        return torch.zeros_like(logits).scatter_(-1, ids, top.softmax(-1)), ids
+
+
+@alike(lambda c: (c(), T(S, W)))
+class ViewOfTable(nn.Module):
+    """A table lies as its logits do, so that a view of its columns is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.route = TableOfLogits()
+        self.weight = nn.Parameter(torch.randn(16, W) / 8)
+
+    def forward(self, x):
+        table, ids = self.route((self.weight @ x.t()).t())
+        return table.t().view(-1), ids
+
+
+class LossOfPad(nn.Module):
+    def forward(self, logits, labels, pad=-1):
+        return F.cross_entropy(logits.view(-1, V), labels.view(-1), ignore_index=pad)
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class PadOfTensor(nn.Module):
+    """The ignored number is a tensor of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.loss = nn.Linear(W, V), LossOfPad()
+
+    def forward(self, x):
+        labels = torch.arange(x.shape[0] * x.shape[1], device=x.device).view(x.shape[:2]) % V
+        labels = torch.where(labels % 5 == 0, -1, labels)
+        return self.loss(self.head(x), labels, pad=torch.tensor(-1))
 '''

@@ -135,6 +135,7 @@ def _of_logits(block: Block, bias: str | None) -> Iterator[Layer]:
             said = f"{k}, {scoring!r}, {f'self.{bias}' if bias else None}, {groups[0]}, {groups[1]}, {renormalise}"
             tests = [f"a0.dim() {'>=' if wide else '=='} 2", dtype, *_named(block, k, groups, scale)]
             tests += [f"a0.shape[-1] {'<=' if alone else '=='} {_MOST if alone else experts}"]
+            tests += ["a0.is_contiguous()"] * ("t" in kinds)  # a table lies in memory as its logits do
             parts = {"l": logits, "w": f"{cast}.reshape({places}, {k})", "i": f"i.reshape({places}, {k})"}
             parts["t"] = f"{table.format(cast)}.reshape({places}, a0.shape[-1])"
             yield Layer(

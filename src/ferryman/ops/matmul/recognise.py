@@ -104,6 +104,7 @@ def _by_heads(block: Block) -> Iterator[Layer]:
             if apart:
                 call = f"ops.linear(a0, {flat}, {bias}{'.flatten()' * len(others)}).unflatten(-1, tuple({pair_of}))"
                 call += ".transpose(1, 2)" * before
+                call += ".contiguous()" * (before and outcome[0].is_contiguous())
             else:
                 call = f"ops.linear({x}.flatten(-2), {flat}, {bias})"
             guard = f"a0.dim() == {dims + (not apart)} and a0.dtype is {own}.dtype and a0.dtype.itemsize < 8"

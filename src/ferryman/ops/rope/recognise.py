@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,8 +76,7 @@ class _Place:
             parts.append(f"{angle}.shape[0] in (1, a0.shape[0])")
         if "1" in self.lead:
             parts.append(f"{angle}.shape[{self.lead.index('1')}] == 1")
-        if self.lead == "s1":
-            parts.append(f"{angle}.shape[0] == a0.shape[{layout.name.index('s')}]")
+        parts.append(f"{angle}.shape[{self.lead.index('s')}] == a0.shape[{layout.name.index('s')}]")
         return parts
 
 
@@ -153,7 +152,8 @@ def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout,
     spelled = _expression(names[:count], layout, given, True)
     width = f"{angle}.shape[-1] * 2 {'==' if whole else '<'} a0.shape[-1]"
     parts = [f"a0.dim() == {layout.dims}", f"{angle}.dtype is torch.complex64", *place.guard(angle, layout), width]
-    parts += ["a0.dtype.itemsize < 8", f"not {angle}.requires_grad", *(["a0.dtype is a1.dtype"] if count == 2 else [])]
+    parts += ["a0.dtype.itemsize < 8", f"not {angle}.requires_grad"]
+    parts += ["a0.dtype is a1.dtype", _as_many(layout)] if count == 2 else []
     guard = " and ".join(parts)
     return Helper("rope", spelled, count + 1, draw, guard, "a0.dtype is torch.float32", "complex", rope, _NEVER)
 
@@ -161,15 +161,23 @@ def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout,
 def _paired(names: list[str], count: int, rope: str, draw: Any, layout: _Layout, place: _Place, whole: bool) -> Helper:
     """Of a table with each cosine beside its sine."""
     angle = names[count]
+    if layout.back != "{x}":  # the function's own result lies as its input does
+        layout = replace(layout, back=f"{layout.back}.contiguous()")
     given = [f"{place.into.format(c=f'{angle}[..., {i}]')}.repeat_interleave(2, -1)" for i in (0, 1)]
     spelled = _expression(names[:count], layout, given, True)
     _, *sides = place.guard(angle, layout)
     width = f"{angle}.shape[-2] * 2 {'==' if whole else '<'} a0.shape[-1]"
     parts = [f"a0.dim() == {layout.dims}", f"{angle}.dim() == {len(place.lead) + 2} and {angle}.shape[-1] == 2"]
     parts += [*sides, width, f"{angle}.is_floating_point()", f"{angle}.dtype.itemsize < 8", "a0.dtype.itemsize < 8"]
-    parts += [f"not {angle}.requires_grad", *(["a0.dtype is a1.dtype"] if count == 2 else [])]
+    parts += [f"not {angle}.requires_grad", *(["a0.dtype is a1.dtype", _as_many(layout)] if count == 2 else [])]
     strict = f"a0.dtype is {angle}.dtype"
     return Helper("rope", spelled, count + 1, draw, " and ".join(parts), strict, "pairs", rope, _NEVER)
+
+
+def _as_many(layout: _Layout) -> str:
+    """Keys have as many places as queries."""
+    at = layout.name.index("s")
+    return f"a1.shape[{at}] == a0.shape[{at}]"
 
 
 def _expression(xs: list[str], layout: _Layout, angles: list[str], interleaved: bool) -> str:
@@ -190,7 +198,8 @@ def _guard(names: list[str], count: int, layout: _Layout, place: _Place, half: b
     first, angle = names[0], names[count]
     width = f"{angle}.shape[-1]{' * 2' if half else ''} {'==' if whole else '<'} {first}.shape[-1]"
     parts = [f"{first}.dim() == {layout.dims}", *place.guard(angle, layout), width]
+    parts.append(f"{names[count + 1]}.shape == {angle}.shape")
     if count == 2:
-        parts.append(f"{first}.dtype is {names[1]}.dtype")
+        parts += [f"{first}.dtype is {names[1]}.dtype", _as_many(layout)]
     parts += [f"{first}.dtype.itemsize < 8", f"{angle}.dtype.itemsize < 8", f"not {angle}.requires_grad"]
     return " and ".join(parts)

@@ -149,6 +149,7 @@ def cross_entropy(
         weight is None
         and size_average is None
         and reduce is None
+        and type(ignore_index) is int
         and (reduction == "mean" or (reduction == "sum" and input.numel() > 0))
         and input.dtype in _DTYPES
         and target.dtype is torch.int64

@@ -15,7 +15,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferryman.porting.model import adding, cuts, helpers, objects, parts, relied, routines, source, spelling, unrolled
+from ferryman.porting.model import (
+    adding,
+    cuts,
+    helpers,
+    objects,
+    parts,
+    relied,
+    routines,
+    source,
+    spelling,
+    unrolled,
+    written,
+)
 from ferryman.porting.model.part import NONE, Parted, Relied
 from ferryman.porting.model.serve import Serve
 from ferryman.porting.model.trees import copied
@@ -227,6 +239,12 @@ def _while_current(
     if plainly is not None:
         test += " and ferryman_plainly(given, options)"
         meaning["ferryman_plainly"] = plainly
+    if isinstance(function, types.FunctionType):  # a copy has the defaults of its own
+        test += f" and ferryman_code_{name}.__defaults__ is ferryman_defaults"
+        meaning["ferryman_defaults"] = function.__defaults__
+        if function.__kwdefaults__:
+            test += " and ferryman_same()"
+            meaning["ferryman_same"] = written.same_defaults(function)
     for i, one in enumerate(out):
         test += f" and ferryman_out_{i}(given[0])"
         meaning[f"ferryman_out_{i}"] = one

@@ -12,7 +12,25 @@ def read(tree: ast.AST) -> list[str]:
 
 
 def stored(tree: ast.AST) -> list[str]:
-    return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
+    """Names that statements put something into, or delete, once for each place: those of imports and of caught errors,
+    what a pattern captures, and functions and classes, too."""
+    names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
+    return [*names, *bound(tree)]
+
+
+def bound(tree: ast.AST) -> list[str]:
+    """Names that something else than an expression binds in a block."""
+    names: list[str | None] = []
+    for n in ast.walk(tree):
+        if isinstance(n, ast.alias):
+            names.append(n.asname or n.name.partition(".")[0])
+        elif isinstance(n, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+            names.append(n.name)
+        elif isinstance(n, ast.MatchMapping):
+            names.append(n.rest)
+        elif isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and n is not tree:
+            names.append(n.name)
+    return [n for n in names if n is not None]
 
 
 def reads_next(name: str, body: list[ast.stmt | None], own: ast.stmt | None, once: bool) -> bool:

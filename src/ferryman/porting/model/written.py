@@ -40,16 +40,34 @@ class Function:
     def still(self, home: types.FunctionType, kind: Any) -> Callable[[Any], bool]:
         """A test of a module that calls of the name run the code that was written."""
         function, name, method = self.function, self.name, self.method
-        was = function.__code__, function.__defaults__, function.__kwdefaults__
+        code, same = function.__code__, same_defaults(function)
+        own = f"<ferryman {name}>"  # the file that a ported class's function of this name has
 
         def still(module: Any) -> bool:
-            if (function.__code__, function.__defaults__, function.__kwdefaults__) != was:
+            if function.__code__ is not code or not same():
                 return False
             if not method:
                 return home.__globals__.get(name) is function
-            return getattr(kind, name, None) is function and name not in module.__dict__
+            has = getattr(type(module), name, None)
+            served = has is function or getattr(getattr(has, "__code__", None), "co_filename", None) == own
+            return served and getattr(kind, name, None) is function and name not in module.__dict__
 
         return still
+
+
+def same_defaults(function: types.FunctionType) -> Callable[[], bool]:
+    """A test that a function's arguments have the defaults that they have now."""
+    defaults, by_name = function.__defaults__, dict(function.__kwdefaults__ or {})
+
+    def same() -> bool:
+        now = function.__kwdefaults__ or {}
+        return (
+            function.__defaults__ is defaults
+            and now.keys() == by_name.keys()
+            and all(now[n] is value for n, value in by_name.items())
+        )
+
+    return same
 
 
 @dataclass
@@ -91,7 +109,8 @@ class Writing:
         before, put, constants = given
         tree = flags.folded(tree, constants)
         *body, last = tree.body
-        assert isinstance(last, ast.Return) and last.value is not None
+        if not isinstance(last, ast.Return) or last.value is None:  # such a call raises
+            return None
         ends = self._ends(statement, last.value, chosen)
         modules = any(isinstance(e, ast.Name) and e.id == self.own for e in put.values())
         if ends is None or not (ends[1] or (modules and not known.method)):
@@ -206,7 +225,7 @@ class Writing:
             return value, False, target
         if parts is None or len(parts) != len(target.elts):
             return None
-        loaded = set(read(self.tree))
+        loaded = set(read(self.tree)) | _kept(self.tree)
         pairs = list(zip(target.elts, parts, strict=True))
         if not all(isinstance(t, ast.Name) for t, _ in pairs):
             return None
@@ -254,6 +273,13 @@ def _may_be_written(tree: ast.FunctionDef, function: types.FunctionType) -> bool
         and returns[0].value is not None
         and not function.__code__.co_freevars
     )
+
+
+def _kept(tree: ast.AST) -> set[str]:
+    """Names that have to be there for a statement that only stores: those that it deletes, or adds to."""
+    targets = [n.target for n in ast.walk(tree) if isinstance(n, ast.AugAssign)]
+    targets += [t for n in ast.walk(tree) if isinstance(n, ast.Delete) for t in n.targets]
+    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
 
 
 def _only_names(e: ast.expr) -> bool:
