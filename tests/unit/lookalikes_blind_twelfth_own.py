@@ -318,4 +318,121 @@ class NbBetween(Scores):
         top = s.amax(-1, keepdim=True)
         s += torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)
         return torch.softmax(s, dim=-1).matmul(v) * top
+
+
+# ---- what binds a local, or asks that it is there
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.scale = nn.Linear(W, 3 * W), 0.3
+
+    def split(self, x):
+        return (heads(t) for t in self.qkv(x).chunk(3, -1))
+
+    def scored(self, q, k, v, mask=None):
+        s = (q @ k.mT) * self.scale
+        if mask is not None:
+            s = s + mask
+        w = s.softmax(-1)
+        return (w @ v).transpose(1, 2).flatten(2), w
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbImported(Attends):
+    """An import puts something in a local that was None."""
+
+    def forward(self, x, mask=None):
+        fast = None
+        try:
+            import math as fast
+        except ImportError:
+            pass
+        q, k, v = self.split(x)
+        s = (q @ k.mT) * self.scale
+        if fast is not None:
+            s = s * fast.sqrt(2.0)
+        if mask is not None:
+            s = s + mask
+        return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbDeleted(Attends):
+    """What is not read of a call's results is deleted."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.split(x)
+        out, w = self.scored(q, k, v, mask)
+        del w
+        return out
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbAdded(Attends):
+    """What is not read of a call's results is added to."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.split(x)
+        out, w = self.scored(q, k, v, mask)
+        w = w.detach()
+        w += 1
+        return out
+
+
+def strict(module, q, k, v, mask=None):
+    if mask is None:
+        raise ValueError("a mask is needed")
+    w = ((q @ k.mT) * module.scale + mask).softmax(-1)
+    return (w @ v).transpose(1, 2).flatten(2), w
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbStrict(Attends):
+    """A function raises for the call that is made of it, which the caller knows of."""
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        try:
+            out, w = strict(self, q, k, v)
+        except ValueError:
+            out, w = strict(self, q, k, v, torch.zeros(()))
+        return out
+
+
+# ---- tables of one place, and results in the order of what is turned
+def rotated(q, k, cos, sin):
+    half = q.shape[-1] // 2
+    a, b = (torch.cat((-t[..., half:], t[..., :half]), -1) for t in (q, k))
+    return q * cos + a * sin, k * cos + b * sin
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbOnePlace(Attends):
+    """A table of one place is broadcast over tokens."""
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        angles = torch.linspace(0, 1, D, device=x.device)[None, None]
+        q, k = rotated(q, k, angles.cos(), angles.sin())
+        return q @ k.mT
+
+
+def paired(x, table):
+    pairs = x.float().reshape(*x.shape[:-1], -1, 2)
+    t = table.view(1, pairs.size(1), 1, pairs.size(3), 2)
+    one = pairs[..., 0] * t[..., 0] - pairs[..., 1] * t[..., 1]
+    two = pairs[..., 1] * t[..., 0] + pairs[..., 0] * t[..., 1]
+    return torch.stack([one, two], -1).flatten(3).type_as(x)
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class NbView(Attends):
+    """Pairs that are turned are contiguous, so that a view joins their heads."""
+
+    def forward(self, x):
+        q = self.qkv(x).chunk(3, -1)[0].unflatten(-1, (H, D))
+        angles = torch.linspace(0, 1, S * D // 2, device=x.device).view(S, D // 2)
+        with torch.no_grad():
+            table = torch.stack([angles.cos(), angles.sin()], -1)
+        return paired(q, table[: x.shape[1]]).view(x.shape[0], x.shape[1], -1)
 '''

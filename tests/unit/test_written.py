@@ -26,9 +26,9 @@ def repeat(t, n):
     b, g, s, d = t.shape
     return t[:, :, None].expand(b, g, n, s, d).reshape(b, g * n, s, d)
 
-def eager(module, query, key, value, mask, scaling, dropout=0.0, softcap=None, boost=1.0, **kwargs):
+def eager(module, query, key, value, mask, scaling, dropout=0.0, softcap=None, boost=1.0, *, gain=1.0, **kwargs):
     key, value = repeat(key, module.groups), repeat(value, module.groups)
-    weights = torch.matmul(query, key.transpose(2, 3)) * scaling * boost
+    weights = torch.matmul(query, key.transpose(2, 3)) * scaling * boost * gain
     if softcap is not None:
         weights = torch.tanh(weights / softcap) * softcap
     if mask is not None:
@@ -138,6 +138,10 @@ def _new_defaults(file: Any, nets: list[Net]) -> None:
     file.eager.__defaults__ = (0.0, None, 2.5)
 
 
+def _a_default_in_place(file: Any, nets: list[Net]) -> None:
+    file.eager.__kwdefaults__["gain"] = 3.0
+
+
 def _new_code(file: Any, nets: list[Net]) -> None:
     def eager(
         module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any, dropout: Any = 0, softcap: Any = None
@@ -171,7 +175,10 @@ def _training(file: Any, nets: list[Net]) -> None:
         net.train()
 
 
-_CHANGES = (_a_new_function, _new_defaults, _new_code, _a_new_helper, _no_cap, _another_cap, _another_scale, _training)
+_CHANGES = (
+    *(_a_new_function, _new_defaults, _a_default_in_place, _new_code, _a_new_helper),
+    *(_no_cap, _another_cap, _another_scale, _training),
+)
 
 
 @pytest.mark.parametrize("change", _CHANGES)
@@ -207,3 +214,18 @@ def test_a_method_of_an_instance_is_followed(tmp_path: Path) -> None:
     assert "attention" in _same(model, before, x)
     file.Calls._attn = lambda self, q, k, v, mask=None: (q - v, k)
     assert "attention" not in _same(model, before, x)
+
+
+def test_a_method_of_a_ported_class_is_followed(tmp_path: Path) -> None:
+    _, model, before, x = _pair("Calls", tmp_path)
+    for net in (model, before):
+        type(net.inner)._attn = lambda self, q, k, v, mask=None: (q - 2 * v, k)  # type: ignore[assignment, union-attr]
+    assert "attention" not in _same(model, before, x)
+
+
+def test_new_defaults_of_a_forward_are_followed(tmp_path: Path) -> None:
+    file, model, before, x = _pair("Calls", tmp_path)
+    assert "attention" in _same(model, before, x)
+    file.Calls.forward.__defaults__ = (None, True, None)
+    assert len(before(x)) == 2
+    _same(model, before, x)

@@ -133,8 +133,8 @@ def cases() -> Sequence[Case]:
     add("chunk_range", (3, 4, 33, 64), kv_heads=2, sk=60, causal=True, chunk=20, key_range=key_ranges(3))
     add("chunk_few", (6, 2, 12, 16), sk=40, causal=True, chunk=7, key_range=key_ranges(6))
     add("chunk_hostile", (6, 2, 9, 64), sk=70, chunk=20, key_range=key_ranges(6, "any_range"))
-    # queries before their sequence
-    add("chunk_before", (6, 2, 12, 16), sk=14, chunk=3, key_range=key_ranges(6))
+    # queries before their sequence, which see their sink alone
+    add("chunk_before", (6, 2, 12, 16), sk=14, chunk=3, key_range=key_ranges(6), sinks=TensorSpec((2,)))
     add("chunk_decode", (2, 2, 1, 64), kv_heads=1, sk=300, causal=True, chunk=128, key_range=key_ranges(2))
     add("dropout", (3, 2, 33, 64), dropout_p=0.1, dropout_seed=seeds(3))
     add("dropout_causal", (2, 2, 65, 64), kv_heads=1, causal=True, dropout_p=0.5, dropout_seed=seeds(2))

@@ -69,11 +69,9 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
     other = block.run(sizes, _draw(short, "softmax", 1))
     deep = other is not None and _kinds(other[0], experts) is not None  # it flattens x of three sides
     kept = not deep and other is not None and _kinds(_flattened(other[0]), experts) == kinds  # or keeps these
-    back = ".unflatten(0, a0.shape[:-1])" if kept else ""
     logits = x @ tensors[weight].t()
     w, ids = _weights(result, kinds)
     named = [f"a0.shape[-1] == {width}"] if short == width else []
-    sides = ["a0.dim() <= 3"] if kept else []  # what it keeps of more, nothing says
     ways: list[tuple[str | None, str | None]] = [(None, None)]  # the vector in the product, or in the choice
     ways += [(bias, None), (None, bias)] if bias else []
     for inside, beside in ways:
@@ -82,7 +80,11 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
             options = f"{ids.shape[1]}, {scoring!r}, {f'self.{beside}' if beside else None}, {groups[0]}, {groups[1]}"
             same = _named(block, ids.shape[1], groups, scale)
             casts = ("w", "w.to(l.dtype)", "w.to(a0.dtype)")
-            for wide, cast, table in itertools.product((False, True), casts, _TABLES if "t" in kinds else ("",)):
+            tables = _TABLES if "t" in kinds else ("",)
+            # of two sides alone, what it does to more says nothing; what it keeps of more than three neither
+            forms = (True, False) if kept else (False,)
+            for three, wide, cast, table in itertools.product(forms, (False, True), casts, tables):
+                back, sides = (".unflatten(0, a0.shape[:-1])", ["a0.dim() <= 3"]) if three else ("", [])
                 given = ["a0.reshape(-1, a0.shape[-1])", f"self.{weight}", *([f"self.{inside}"] if inside else [])]
                 if wide:
                     given = [f"{g}.to(torch.promote_types({g}.dtype, torch.float32))" for g in given]
@@ -95,9 +97,9 @@ def _of_width(block: Block, weight: str, bias: str | None, short: int) -> Iterat
                     f"(lambda l: {inner}(*ops.gate_topk(l, {options}, {renormalise}, {scale!r})))"
                     f"(ops.linear({', '.join(given)}))",
                     sizes,
-                    functools.partial(_draw, short, scoring, deep=deep or kept),
+                    functools.partial(_draw, short, scoring, deep=deep or three),
                     _SEEDS,
-                    " and ".join((_GUARD.format(">=" if deep or kept else "==", weight), *sides, *same, *named)),
+                    " and ".join((_GUARD.format(">=" if deep or three else "==", weight), *sides, *same, *named)),
                     beside=("linear",),
                     chosen=operator.itemgetter(kinds.index("i")),
                     level=_LEVEL_OF_TABLES if "t" in kinds else 0,  # which rows of it are NaN

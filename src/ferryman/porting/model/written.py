@@ -277,7 +277,7 @@ def _may_be_written(tree: ast.FunctionDef, function: types.FunctionType) -> bool
 
 def _kept(tree: ast.AST) -> set[str]:
     """Names that have to be there for a statement that only stores: those that it deletes, or adds to."""
-    targets = [n.target for n in ast.walk(tree) if isinstance(n, ast.AugAssign)]
+    targets: list[ast.expr] = [n.target for n in ast.walk(tree) if isinstance(n, ast.AugAssign)]
     targets += [t for n in ast.walk(tree) if isinstance(n, ast.Delete) for t in n.targets]
     return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
 
