@@ -191,8 +191,8 @@ def flowing(scan: Any, index: int, loop: ast.stmt, carried: Carried) -> Statemen
 
 def _beside(state: Any, values: list[Node]) -> None:
     """Of ``x.new_zeros(..)``, where the loop reads no number of x, that is what the state is like, and no value."""
-    made = state.kind == "op" and state.label.startswith("new_") and state.children
-    if made and isinstance(state.slots[0], ast.Name) and state.children[0] not in values:
+    empty = state.kind == "op" and state.label.startswith("new_") and state.children
+    if empty and isinstance(state.slots[0], ast.Name) and state.children[0] not in values:
         first = state.children[0]
         state.children = (
             replace(first, kind="leaf", children=(), slots=(), tree=state.slots[0], beside=True),

@@ -74,12 +74,12 @@ class _Sinking:
         for i, statement in enumerate(body):
             drawn = _as_if(statement)
             if isinstance(drawn, ast.If) and statement is not drawn and _is_number_unless_training(drawn, self.own):
-                held = kept | {n for s in body[:i] for n in stored(s)}
-                rest = self.renamed([*drawn.body, *body[i + 1 :]], held)
+                there = kept | {n for s in body[:i] for n in stored(s)}
+                rest = self.renamed([*drawn.body, *body[i + 1 :]], there)
                 number = drawn.orelse[0].targets[0].id, drawn.orelse[0].value  # type: ignore[attr-defined]
                 other = _then(drawn.orelse, body[i + 1 :])
                 other = [_Number(*number).visit(s) for s in other] if number[0] in self.once else other
-                other = self.block(other, known, held)
+                other = self.block(other, known, there)
                 return [*body[:i], ast.copy_location(ast.If(drawn.test, rest, other), statement)]
         last: dict[str, int] = {}
         for i, statement in enumerate(body):
@@ -97,8 +97,8 @@ class _Sinking:
                     self.sides += 1
                     return body
                 self.sides += 1
-                held = {n for s in before for n in stored(s)}
-                known, kept = {n: truth for n, truth in known.items() if n not in held}, kept | held
+                there = {n for s in before for n in stored(s)}
+                known, kept = {n: truth for n, truth in known.items() if n not in there}, kept | there
                 second = self.renamed([*head, *_then(sides[1], tail)], kept)
                 first = self.block([*head, *_then(sides[0], tail)], known | {name: is_none}, kept)
                 second = self.block(second, known | {name: not is_none}, kept)
