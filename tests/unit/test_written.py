@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import ferryman
 from tests.unit.situations import load
+from tests.unit.test_disguises import assert_as_right
 
 _CODE = """
 import torch
@@ -100,18 +101,20 @@ def _pair(kind: str, folder: Path) -> tuple[types.ModuleType, Net, Net, Tensor]:
     return file, model, before, 4 * torch.randn(2, 6, 32)
 
 
-def _same(model: Net, before: Net, *given: Any, **options: Any) -> list[str]:
-    """The ops of a call, which gives what the unported net gives."""
-    results = []
+def _same(model: Net, before: Net, x: Tensor, *given: Any, **options: Any) -> list[str]:
+    """The ops of a call, each of whose results is as right as a model's check asks."""
+
+    def results(net: Net, x: Tensor) -> list[Tensor]:
+        torch.manual_seed(7)
+        with torch.no_grad():
+            result = net(x, *given, **options)
+        return [t for t in (result if isinstance(result, tuple) else (result,)) if t is not None]
+
     with ferryman.trace() as trace:
-        for net in (model, before):
-            torch.manual_seed(7)
-            with torch.no_grad():
-                results.append(net(*given, **options))
-    one, other = ([t for t in (r if isinstance(r, tuple) else (r,)) if t is not None] for r in results)
-    assert len(one) == len(other)
-    for a, w in zip(one, other, strict=True):
-        torch.testing.assert_close(a, w, rtol=1e-5, atol=1e-5)
+        actual = results(model, x)
+    assert len(actual) == len(results(before, x))
+    for i, one in enumerate(actual):
+        assert_as_right(one, lambda x, i=i: results(before, x)[i], x)  # type: ignore[misc]
     return [called for called, _ in trace.calls]
 
 
@@ -219,7 +222,7 @@ def test_a_method_of_an_instance_is_followed(tmp_path: Path) -> None:
 def test_a_method_of_a_ported_class_is_followed(tmp_path: Path) -> None:
     _, model, before, x = _pair("Calls", tmp_path)
     for net in (model, before):
-        type(net.inner)._attn = lambda self, q, k, v, mask=None: (q - 2 * v, k)  # type: ignore[assignment, union-attr]
+        type(net.inner)._attn = lambda self, q, k, v, mask=None: (q - 2 * v, k)  # type: ignore[attr-defined]
     assert "attention" not in _same(model, before, x)
 
 

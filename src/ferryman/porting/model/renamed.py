@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import ast
 
+from ferryman.porting.model.statements import FRAMES
+
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.comprehension
 _ODD = ast.Global | ast.Nonlocal | ast.Delete | ast.NamedExpr | ast.Import | ast.ImportFrom | ast.Match | ast.Try
 _TRY: tuple[type, ...] = (getattr(ast, "TryStar", ast.Try),)  # which Python has from 3.11 on
-_ASK = {"locals", "vars", "eval", "exec", "dir"}  # which may read any local by its name
 _LEAVES = ast.Return | ast.Yield | ast.YieldFrom | ast.Await
 
 
@@ -16,7 +17,7 @@ def renamed(tree: ast.FunctionDef, shared: set[str]) -> None:
     """Rename such locals of the loops that stand in a function's own block. shared: locals that functions in it see."""
     inner = [n for n in ast.walk(tree) if isinstance(n, _SCOPES) and n is not tree]
     for node in ast.walk(tree):
-        asks = isinstance(node, ast.Name) and node.id in _ASK
+        asks = isinstance(node, ast.Name) and node.id in FRAMES
         if asks or isinstance(node, (_ODD, *_TRY)):
             return
     given = {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}

@@ -6,6 +6,8 @@ import ast
 import inspect
 import types
 
+FRAMES = frozenset({"locals", "vars", "dir", "eval", "exec"})  # which may read any local by its name
+
 
 def read(tree: ast.AST) -> list[str]:
     return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ferryman.porting.model import flags
-from ferryman.porting.model.statements import bound, read, stored
+from ferryman.porting.model.statements import FRAMES, bound, read, stored
 from ferryman.porting.model.trees import copied
 
 _MOST_SIDES, _MOST_STATEMENTS = 4, 300
 _LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break
-_FRAMES = {"locals", "vars", "dir", "eval", "exec"}  # which may read any local by its name
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
@@ -35,7 +34,7 @@ def sunk(tree: ast.FunctionDef, write: Callable[[ast.FunctionDef], Any] | None =
         for n in ast.walk(tree)
         if n is not tree
     )
-    asks = not _FRAMES.isdisjoint(read(tree))
+    asks = not FRAMES.isdisjoint(read(tree))
     if inner or asks or own & {n for s in tree.body for n in stored(s)} or any(bound(s) for s in tree.body):
         return None
     known = {name: value for name, value in flags.settled(tree).items() if name not in own}

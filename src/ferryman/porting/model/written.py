@@ -15,7 +15,7 @@ from typing import Any
 
 from ferryman.porting.model import flags, source
 from ferryman.porting.model.part_shape import PRODUCTS
-from ferryman.porting.model.statements import read, stored
+from ferryman.porting.model.statements import FRAMES, read, stored
 from ferryman.porting.model.trees import blocks, copied
 
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
@@ -24,7 +24,7 @@ _NEVER = (
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom),
     *(ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom, ast.Delete, ast.Try, ast.With),
 )
-_FRAMES = {"locals", "vars", "dir", "eval", "exec", "super", "__class__"}
+_FRAMES = FRAMES | {"super", "__class__"}
 _DEFAULTS = bool | int | float | str | None
 _PASSES, _MOST = 2, 4
 
