@@ -440,7 +440,32 @@ def _check_expanded_gradient() -> None:
     assert all(torch.equal(a, b) for a, b in zip(expanded, dense, strict=True))
 
 
+def _check_shares() -> None:
+    """A group's query heads shared among programs, the last with fewer, give what one program gives."""
+    from ferryman.ops.attention import triton_kernels
+
+    whole, options = triton_kernels._heads_of_a_program, (True, None, 40, 0.0, None)
+    for layout in ("heads", "rows"):
+        shape = (2, 14, 70, 24) if layout == "heads" else (2, 70, 14, 24)
+        q, grad_out = (torch.randn(shape) for _ in range(2))
+        k, v = (x[:, :2] if layout == "heads" else x[:, :, :2] for x in torch.randn(2, *shape))
+        q, k, v, grad_out = (x if layout == "heads" else x.transpose(1, 2) for x in (q, k, v, grad_out))
+        out, lse = triton_kernels.attention(q, k, v, *options, *PLAIN, CPU)
+        given = (grad_out, None, q, k, v, out, lse, *options, *PLAIN[:3], False, *PLAIN[3:], CPU)
+        results = []
+        for share in (7, 3, 1):
+            triton_kernels._heads_of_a_program = lambda *_, share=share: share
+            results.append(triton_kernels.attention_backward(*given)[:3])
+        triton_kernels._heads_of_a_program = whole
+        for other in results[1:]:
+            assert torch.equal(other[0], results[0][0])
+            for mine, one in zip(other[1:], results[0][1:], strict=True):
+                assert mine.shape == one.shape and mine.stride() == one.stride()
+                assert float((mine - one).abs().max()) <= 16 * 2**-24 * float(one.abs().max())
+
+
 CHECKS = {
+    "shares": _check_shares,
     "planted": _check_planted,
     "poison": _check_poison,
     "empty": _check_empty,
@@ -565,8 +590,9 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
     kernels |= {"attention_masked", "attention_backward_bias"}
     wanted_rows = {(kernel, dim) for kernel in kernels for dim in dims}
     wanted_rows |= {("attention_mask_states", None), ("attention_mask_lists", None)}
+    wanted_rows |= {("attention_backward_parts", None)}
     if arch != "gfx1100" and dtype != "float32":
-        wanted_rows |= {("attention_backward_few", dim) for dim in dims} | {("attention_backward_few_sum", None)}
+        wanted_rows |= {("attention_backward_few", dim) for dim in dims}
     if arch == "sm_90" and dtype != "float32":
         hopper = ("forward_hopper", "backward_rows", "backward_dkv_hopper", "backward_dq_hopper")
         wanted_rows |= {(f"attention_{kernel}", dim) for kernel in hopper for dim in dims if dim in (64, 128)}
@@ -605,8 +631,19 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
 def test_one_query_has_a_backward_of_its_own(arch: str, dtype: str, few: bool) -> None:
     """But for a mask or a softcap, float32, and where it would spill."""
     names = [one.name for one in _specialisations(arch, dtype, (128,))]
-    assert ("attention_backward_few" in names) == ("attention_backward_few_sum" in names) == few
+    assert ("attention_backward_few" in names) == few
     assert "attention_backward_dkv" in names
+
+
+def test_query_heads_are_shared_where_units_would_be_idle() -> None:
+    """Two programs for each of 132 units; none with less than four blocks of queries."""
+    from ferryman.ops.attention.triton_kernels import _heads_of_a_program
+
+    hopper = TARGETS["sm_90"]
+    heads = [_heads_of_a_program(hopper, programs, 16, 5) for programs in (1, 10, 60, 100, 132, 133, 1000)]
+    assert heads == [1, 1, 4, 8, 8, 16, 16]
+    assert [_heads_of_a_program(hopper, 4, 16, blocks) for blocks in (1, 2, 3)] == [4, 2, 2]
+    assert _heads_of_a_program(hopper, 1, 1, 64) == 1
 
 
 def test_keys_are_divided_for_two_programs_per_unit() -> None:

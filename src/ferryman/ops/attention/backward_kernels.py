@@ -317,6 +317,7 @@ def _dq_keys(
 _BACKWARD_DYNAMIC = [
     "num_heads",
     "group",
+    "share",
     "heads_together",
     "num_queries",
     "num_keys",
@@ -709,6 +710,7 @@ def attention_backward_dkv(
     stride_mask_n,
     num_heads,
     group,
+    share,
     heads_together,
     num_queries,
     num_keys,
@@ -739,7 +741,8 @@ def attention_backward_dkv(
     UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dK and dV of one block of keys of one KV head, summed over the heads of its group in order: no atomics."""
+    """dK and dV of one block of keys of one KV head, summed over ``share`` heads of its group in order: no atomics.
+    Programs of several shares write parts, one after the other in grad_k and in grad_v."""
     stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
     stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
     stride_vb, stride_vh, stride_vn = _in_units(stride_vb, stride_vh, stride_vn, UNIT)
@@ -800,7 +803,8 @@ def attention_backward_dkv(
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
-    for member in tl.range(0, group):
+    part = tl.program_id(1)
+    for member in tl.range(part * share, tl.minimum((part + 1) * share, group)):
         head = kv_head * group + member
         q_head = q + (_wide(batch) * stride_qb + _wide(head) * stride_qh)
         do_head = grad_out + (_wide(batch) * stride_gb + _wide(head) * stride_gh)
@@ -956,6 +960,7 @@ def attention_backward_dkv(
     if HEAD_DIM < BLOCK_D:
         inside = inside & (cols[None, :] < HEAD_DIM)
     place = _place(batch * kv_heads + kv_head, keys, num_keys, apart)
+    place += _wide(part) * (batch_heads // group) * num_keys
     where = (place * HEAD_DIM)[:, None] + cols[None, :]
     tl.store(grad_k + where, (dk * grad_scale).to(grad_k.dtype.element_ty), mask=inside)
     columns = tl.arange(0, BLOCK_V)
@@ -966,3 +971,14 @@ def attention_backward_dkv(
     if DROPOUT:
         dv *= keep_scale
     tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["elements", "splits", "grad_scale"])
+def attention_backward_parts(parts, grad, elements, splits, grad_scale, BLOCK: tl.constexpr):
+    """grad: the sum of parts (splits, elements) float32, in order, scaled and rounded."""
+    index = _wide(tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < elements
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.range(0, splits):
+        total += tl.load(parts + _wide(split) * elements + index, mask=inside, other=0.0)
+    tl.store(grad + index, (total * grad_scale).to(grad.dtype.element_ty), mask=inside)

@@ -83,9 +83,14 @@ def cases() -> Sequence[Case]:
     add("softcap_few", (1, 2, 5, 48), sk=130, causal=True, window=70, softcap=5.0)
     # caps' series below a quarter of the cap, whose last terms show in large scores of few terms
     add("softcap_loud", (1, 2, 16, 8), sk=33, scale=11.0, softcap=4600.0, fill="large_logits")
+    add("softcap_many", (1, 4, 16, 8), sk=64, scale=13.5, softcap=6900.0, fill="large_logits")
+    add("softcap_steep", (1, 4, 16, 8), sk=64, scale=19.5, softcap=6900.0, fill="large_logits")
     add("softcap_nonfinite", (1, 2, 6, 48), sk=140, softcap=5.0, fill="nonfinite")
     # the last block of keys is whole, and no row but the last sees all of it
     add("append_whole", (1, 2, 5, 64), sk=128, causal=True)
+    # a group's query heads are shared out among programs, the last of which has fewer; blocks that a range leaves out
+    add("many_of_one", (2, 18, 70, 24), kv_heads=2, causal=True)
+    add("many_of_one_range", (2, 10, 75, 16), kv_heads=1, sk=90, causal=True, key_range=key_ranges(2))
     # strides that 8 divides and 16 does not; the last row alone sees into its block of keys
     add("window_few", (2, 4, 3, 72), kv_heads=2, sk=97, causal=True, window=40)
     add("mask_few", (1, 8, 9, 72), kv_heads=2, sk=140, mask=TensorSpec((1, 8, 9, 140), dtype="bool", fill="mask"))

@@ -50,6 +50,7 @@ from ferryman.ops.attention.triton_kernels import (
     gradients,
     rest,
     row_steps,
+    sum_of,
 )
 
 _ROWS = 16  # the least that a matrix unit takes
@@ -394,17 +395,6 @@ def attention_backward_few(
     tl.store(to, dq, mask=inside)
 
 
-@triton.jit(do_not_specialize=["elements", "splits", "grad_scale"])
-def attention_backward_few_sum(parts, grad_q, elements, splits, grad_scale, BLOCK: tl.constexpr):
-    """grad_q: the sum of parts (splits, elements) float32, in order, scaled and rounded."""
-    index = _wide(tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < elements
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in tl.range(0, splits):
-        total += tl.load(parts + _wide(split) * elements + index, mask=inside, other=0.0)
-    tl.store(grad_q + index, (total * grad_scale).to(grad_q.dtype.element_ty), mask=inside)
-
-
 def _config(target: Target, head_dim: int, rows: int, rich: bool) -> Config:
     """The tile of so many query rows for a key head, a power of two of them, and how many keys go by at once. ``rich``:
     a soft cap beside what hides keys, whose values take registers."""
@@ -515,19 +505,7 @@ def attention_backward(
         UNIT=_unit(q, k, v, out, grad_out),
         **_options(config),
     )
-    launch(
-        attention_backward_few_sum,
-        (triton.cdiv(grad_q.numel(), 1024),),
-        parts,
-        grad_q,
-        grad_q.numel(),
-        splits,
-        scale,
-        device=q.device,
-        BLOCK=1024,
-        num_warps=4,
-        num_stages=1,
-    )
+    sum_of(parts, grad_q, scale)
     return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta, lse)
 
 

@@ -67,6 +67,11 @@ def _tiles(view: View) -> int:
     return int(batch * heads * -(-queries // 64))
 
 
+def _large_tiles(view: View) -> int:
+    batch, heads, queries, _ = view.args["q"].shape
+    return int(batch * heads * -(-queries // 128))
+
+
 def _products(view: View) -> int:
     """Of a query and the keys that its chunk has at most."""
     keys, chunk = int(view.args["k"].shape[2]), view.args["chunk"]
@@ -174,7 +179,12 @@ def _at_most(kind: str) -> Clause:
 # of wide heads, for which those have few registers, the least.
 _HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _MASK_OF_HOPPER)
 _WIDE = Clause("a head size above 128", ("q.shape",), _width, lambda width: width > 128)
-_LITTLE_BESIDE_HOPPERS = either(both(unless(_WIDE), _at_most("hopper")), _at_most("plain"))
+# From so many tiles on Hopper's leave no unit idle, however few keys there are; head sizes to 64 have half the work.
+_LARGE_TILES = both(
+    Clause("a head size above 64", ("q.shape",), _width, lambda width: width > 64),
+    threshold("attention.hopper.tiles", "tiles of 128 rows, of all heads", ("q.shape",), _large_tiles),
+)
+_LITTLE_BESIDE_HOPPERS = either(both(unless(_WIDE), unless(_LARGE_TILES), _at_most("hopper")), _at_most("plain"))
 _LESS_THAN_HOPPERS = either(unless(_HOPPERS), _LITTLE_BESIDE_HOPPERS)
 _SERVED_BY_HOPPER = both(feature("wgmma"), _HOPPERS)
 # PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only. A
@@ -234,7 +244,7 @@ _LITTLE_WORK = (
         ),
         both(_WINDOWED, _SERVED_BY_HOPPER, _LITTLE_BESIDE_HOPPERS),
         both(_SINKS, _LESS_THAN_HOPPERS, _at_most("sinks")),
-        both(_BIASED, _LESS_THAN_HOPPERS, _at_most("biased")),
+        both(_BIASED, _LESS_THAN_HOPPERS, either(at_least("q.shape[2]", 64), _at_most("masked")), _at_most("biased")),
         both(
             _MASKED,
             either(both(_BIASED, unless(_WIDE)), _LESS_THAN_HOPPERS),
@@ -253,20 +263,6 @@ _MUCH_TO_SKIP = (
     either(_RANGED, _CAPPED),
     unless(_SERVED_BY_HOPPER),
 )
-_MASKED_ROWS = (
-    _MASKED,
-    either(
-        threshold("attention.efficient.rows", "queries of a mask's gradients", ("q.shape",), _queries),
-        threshold(
-            "attention.efficient.odd_rows",
-            "those of head sizes that 16 does not divide",
-            ("q.shape",),
-            lambda view: _queries(view) if view.args["q"].shape[3] % 16 else 0,
-        ),
-    ),
-)
-
-
 _MORE_ROWS = unless(both(*_BACKWARD_OF_FEW_ROWS))
 
 
@@ -279,10 +275,10 @@ _ROWS_OF_ONE_HEAD = both(
     *_BACKWARD_OF_FEW_ROWS,
     _NO_WINDOW,
     Clause(
-        "more than 56 rows of queries of one head for each key head, wider than 64",
+        "more than 56 rows of queries of one head for each key head, wider than 64; of others more than 96",
         ("q.shape", "k.shape"),
         lambda view: (int(view.args["q"].shape[1]), int(view.args["k"].shape[1]), _queries(view), _width(view)),
-        lambda m: m[0] == m[1] and m[2] > 56 and m[3] > 64,
+        lambda m: m[0] == m[1] and m[2] > (56 if m[3] > 64 else 96),
     ),
 )
 # PyTorch's backward kernels bring tensors to their layouts before, and sum the heads of a group after. A program of
@@ -309,6 +305,19 @@ _LITTLE_GRADIENTS = both(
         both(_SINKS, _at_most("gradients.sinks")),
         both(_WINDOWED, _at_most("gradients.window")),
         both(absent("mask"), _at_most("gradients.plain"), unless(_MUCH_IN_TURN)),
+    ),
+)
+_MASKED_ROWS = (
+    _MASKED,
+    unless(_LITTLE_GRADIENTS),
+    either(
+        threshold("attention.efficient.rows", "queries of a mask's gradients", ("q.shape",), _queries),
+        threshold(
+            "attention.efficient.odd_rows",
+            "those of head sizes that 16 does not divide",
+            ("q.shape",),
+            lambda view: _queries(view) if view.args["q"].shape[3] % 16 else 0,
+        ),
     ),
 )
 # FlashAttention has a tile for each head of a group, most of whose rows are empty where queries are few.

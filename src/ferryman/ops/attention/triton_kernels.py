@@ -18,7 +18,11 @@ import triton
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, interpreting, launch, recorded
 from ferryman.ops.attention.arguments import stored_by_rows
-from ferryman.ops.attention.backward_kernels import attention_backward_dkv, attention_backward_dq
+from ferryman.ops.attention.backward_kernels import (
+    attention_backward_dkv,
+    attention_backward_dq,
+    attention_backward_parts,
+)
 from ferryman.ops.attention.dropout_kernels import drop_below
 from ferryman.ops.attention.forward_kernels import attention_forward, attention_merge
 from ferryman.ops.attention.sink_gradient_kernels import gradient_of_sinks
@@ -552,9 +556,14 @@ def attention_backward(
         ),
         **_options(dq),
     )
+    programs = batch * kv_heads * triton.cdiv(keys, dkv.block_n)
+    share = _heads_of_a_program(target, programs, group, triton.cdiv(queries, dkv.block_m))
+    shares, to_k, to_v = triton.cdiv(group, share), grad_k, grad_v
+    if shares > 1:
+        to_k, to_v = (torch.empty((shares, x.numel()), dtype=torch.float32, device=device) for x in (grad_k, grad_v))
     launch(
         attention_backward_dkv,
-        (batch * kv_heads * triton.cdiv(keys, dkv.block_n),),
+        (programs, shares),
         q,
         k,
         v,
@@ -564,13 +573,14 @@ def attention_backward(
         grad_out,
         lse,
         delta,
-        grad_k,
-        grad_v,
+        to_k,
+        to_v,
         *strides,
         *grad_out.stride()[:3],
         *mask_strides,
         heads,
         group,
+        share,
         together,
         queries,
         keys,
@@ -589,7 +599,36 @@ def attention_backward(
         ),
         **_options(dkv),
     )
+    if shares > 1:
+        sum_of(to_k, grad_k, 1.0)
+        sum_of(to_v, grad_v, 1.0)
     return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta, lse)
+
+
+def _heads_of_a_program(target: Target, programs: int, group: int, blocks: int) -> int:
+    """How many query heads of a key head's group one program of dK and dV sums: all of them, or so few that every unit
+    has two programs, each with four ``blocks`` of queries. The parts are added by a kernel of their own."""
+    if programs > target.units:
+        return group
+    shares = min(2 * target.units // programs, group * blocks // 4, group)
+    return triton.cdiv(group, max(shares, 1))
+
+
+def sum_of(parts: torch.Tensor, grad: torch.Tensor, scale: float) -> None:
+    """``parts`` (splits, elements) float32, added, scaled and stored in ``grad``."""
+    launch(
+        attention_backward_parts,
+        (triton.cdiv(grad.numel(), 1024),),
+        parts,
+        grad,
+        grad.numel(),
+        parts.shape[0],
+        scale,
+        device=grad.device,
+        BLOCK=1024,
+        num_warps=4,
+        num_stages=1,
+    )
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -717,7 +756,7 @@ def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
     """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: `forms`, decoding in few
-    long pieces, and backward also with a gradient of lse."""
+    long pieces, and backward also with a gradient of lse, and with few key heads."""
     kind = getattr(torch, dtype)
 
     def calls(form: tuple[Any, ...]) -> None:
@@ -733,6 +772,12 @@ def specialisations(
             q, k, k, True, None, None, 0.0, None, None, None, None, 0.0, None, replace(target, configuration="splits_2")
         )
 
+    def shared_heads(dim: int) -> None:
+        q, k = (torch.empty((1, heads, 256, dim), dtype=kind, device="meta") for heads in (8, 1))
+        form = (q, k, k, True, None, None, 0.0, None, None, None, None, 0.0, None)
+        attention_backward(*(*backward_arguments(form, False), target))
+
     launches = [functools.partial(calls, form) for form in forms(target, kind, head_dims)]
-    kernels = recorded([*launches, *(functools.partial(few_pieces, dim) for dim in head_dims)])
+    launches += [functools.partial(one, dim) for one in (few_pieces, shared_heads) for dim in head_dims]
+    kernels = recorded(launches)
     return [replace(one, spills_allowed=_spills_allowed(target, kind, one.name)) for one in kernels]

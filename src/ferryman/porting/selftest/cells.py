@@ -23,7 +23,7 @@ from ferryman.porting.inputs.cases import Arguments, arguments, cases_of
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import Prepared, prepare
 from ferryman.porting.mutate import sources, units
-from ferryman.porting.selftest.judging import Outputs, Setting, aligned, call
+from ferryman.porting.selftest.judging import Outputs, Setting, aligned, call, look
 from ferryman.porting.selftest.report import DRAWS
 
 _TEMPLATES = 10  # on a GPU every shape may be a compilation
@@ -67,6 +67,7 @@ class Cells:
         self.target = target_of(setting.simulate or setting.profile)
         self._ready: dict[tuple[str, torch.dtype], Prepared] = {}
         self._right: dict[tuple[str, torch.dtype, int], tuple[Outputs, Lines]] = {}
+        self._judged = set[tuple[str, torch.dtype, int]]()
         self._draws: dict[int, list[Draw]] = {}
         self._seconds: dict[tuple[str, torch.dtype], float] = {}
         self.seconds = 0.0  # of the right kernel's runs
@@ -104,7 +105,9 @@ class Cells:
     def _serves(self, case: Case, dtype: torch.dtype) -> bool:
         if self.line is None:
             return True
-        args, profile = on_meta(self.primitive, case, dtype), self.setting.profile
+        profile, given = self.setting.profile, on_meta(self.primitive, case, dtype)
+        switches = {n: case.args[n] for n in self.primitive.names if n.startswith("need_") and n in case.args}
+        args = tuple(switches.get(n, a) for n, a in zip(self.primitive.names, given, strict=True))
         return not refusals(self.line, View.of(self.primitive, args, profile), profile, absent=True)
 
     def unknown(self, case: Case, dtype: torch.dtype) -> bool:
@@ -182,17 +185,32 @@ class Cells:
         self, kernel: Callable[..., Any], line: Implementation, first: int | None, budget: float = math.inf
     ) -> None:
         """What several mutants of one kernel need: the first cells' results, or (None) every one's, and the draws, as
-        far as ``budget`` process seconds go, half of them for either."""
+        far as ``budget`` process seconds go, half of them for either. Raises RuntimeError where the judge fails the
+        kernel itself."""
         self.budget = budget / 2
         for case, dtype in self.order()[:first]:
             if self.budget <= 0:
                 break
-            self.right(kernel, case, dtype)
+            outputs, _ = self.right(kernel, case, dtype)
+            if outputs is not None:
+                self._must_be_right(kernel, line, case, dtype)
             if first is not None:
                 self.prepared(case, dtype).reference(frozenset(line.roundings))
         if first is None:
             self.budget = max(self.budget, 0.0) + budget / 2
             self.draws(kernel, line)
+
+    def _must_be_right(self, kernel: Callable[..., Any], line: Implementation, case: Case, dtype: torch.dtype) -> None:
+        """Raises RuntimeError where the judge fails the unmutated kernel on a cell: each mutant that comes to it would
+        count as caught."""
+        key = case.name, dtype, id(kernel)
+        if key in self._judged:
+            return
+        seen = look(kernel, line, self.prepared(case, dtype), self.setting, ())
+        if seen.flagged:
+            where = f"{self.primitive.name}, {line.name}, {case.name} {dtype_name(dtype)}"
+            raise RuntimeError(f"{where}: the judge fails the unmutated kernel, so no mutant: {seen.cell.reason}")
+        self._judged.add(key)
 
 
 def elements(case: Case) -> int:
