@@ -231,6 +231,10 @@ _RANGE_OF_MUCH = (_RANGED, unless(_LITTLE_BESIDE_HOPPERS))
 _NARROW = threshold(
     "attention.flex.narrow", "head size", ("q.shape",), _width, most=True
 )  # whose tiles FlexAttention does not outrun
+# Of few queries of narrow heads most of a float mask's time is its reading, where cuDNN is ahead of tiles.
+_MANY_OR_WIDE = either(
+    at_least("q.shape[2]", 64), Clause("a head size above 96", ("q.shape",), _width, lambda width: width > 96)
+)
 # A fused kernel of PyTorch's has a mask brought to its own form before, and rows that see nothing cleared after; sinks
 # are added to its result. FlexAttention makes a list of blocks at each call.
 _LITTLE_WORK = (
@@ -244,7 +248,7 @@ _LITTLE_WORK = (
         ),
         both(_WINDOWED, _SERVED_BY_HOPPER, _LITTLE_BESIDE_HOPPERS),
         both(_SINKS, _LESS_THAN_HOPPERS, _at_most("sinks")),
-        both(_BIASED, _LESS_THAN_HOPPERS, either(at_least("q.shape[2]", 64), _at_most("masked")), _at_most("biased")),
+        both(_BIASED, _LESS_THAN_HOPPERS, either(_MANY_OR_WIDE, _at_most("masked")), _at_most("biased")),
         both(
             _MASKED,
             either(both(_BIASED, unless(_WIDE)), _LESS_THAN_HOPPERS),
