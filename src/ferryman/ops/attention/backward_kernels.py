@@ -735,14 +735,15 @@ def attention_backward_dkv(
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
     DROPOUT: tl.constexpr,
+    SHARED: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     NUM_XCD: tl.constexpr,
     UNIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dK and dV of one block of keys of one KV head, summed over ``share`` heads of its group in order: no atomics.
-    Programs of several shares write parts, one after the other in grad_k and in grad_v."""
+    """dK and dV of one block of keys of one KV head, summed over the heads of its group in order: no atomics.
+    SHARED: over ``share`` of them; programs write parts, one after the other in grad_k and in grad_v."""
     stride_qb, stride_qh, stride_qm = _in_units(stride_qb, stride_qh, stride_qm, UNIT)
     stride_kb, stride_kh, stride_kn = _in_units(stride_kb, stride_kh, stride_kn, UNIT)
     stride_vb, stride_vh, stride_vn = _in_units(stride_vb, stride_vh, stride_vn, UNIT)
@@ -803,8 +804,12 @@ def attention_backward_dkv(
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
-    part = tl.program_id(1)
-    for member in tl.range(part * share, tl.minimum((part + 1) * share, group)):
+    first_member = 0
+    past_member = group
+    if SHARED:
+        first_member = tl.program_id(1) * share
+        past_member = tl.minimum(first_member + share, group)
+    for member in tl.range(first_member, past_member):
         head = kv_head * group + member
         q_head = q + (_wide(batch) * stride_qb + _wide(head) * stride_qh)
         do_head = grad_out + (_wide(batch) * stride_gb + _wide(head) * stride_gh)
@@ -960,7 +965,8 @@ def attention_backward_dkv(
     if HEAD_DIM < BLOCK_D:
         inside = inside & (cols[None, :] < HEAD_DIM)
     place = _place(batch * kv_heads + kv_head, keys, num_keys, apart)
-    place += _wide(part) * (batch_heads // group) * num_keys
+    if SHARED:
+        place += _wide(tl.program_id(1)) * (batch_heads // group) * num_keys
     where = (place * HEAD_DIM)[:, None] + cols[None, :]
     tl.store(grad_k + where, (dk * grad_scale).to(grad_k.dtype.element_ty), mask=inside)
     columns = tl.arange(0, BLOCK_V)

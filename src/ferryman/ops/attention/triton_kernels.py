@@ -557,7 +557,8 @@ def attention_backward(
         **_options(dq),
     )
     programs = batch * kv_heads * triton.cdiv(keys, dkv.block_n)
-    share = _heads_of_a_program(target, programs, group, triton.cdiv(queries, dkv.block_m))
+    # with dropout, whose generator takes registers, an MI300's scalar ones would spill
+    share = group if dropout_p else _heads_of_a_program(target, programs, group, triton.cdiv(queries, dkv.block_m))
     shares, to_k, to_v = triton.cdiv(group, share), grad_k, grad_v
     if shares > 1:
         to_k, to_v = (torch.empty((shares, x.numel()), dtype=torch.float32, device=device) for x in (grad_k, grad_v))
@@ -593,6 +594,7 @@ def attention_backward(
         scale,
         *_dropping(dropout_p),
         device=device,
+        SHARED=shares > 1,
         UNIT=unit,
         **_backward_constexprs(
             dkv, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, dropout_p > 0, wide
