@@ -85,6 +85,8 @@ def cases() -> Sequence[Case]:
     add("softcap_loud", (1, 2, 16, 8), sk=33, scale=11.0, softcap=4600.0, fill="large_logits")
     add("softcap_many", (1, 4, 16, 8), sk=64, scale=13.5, softcap=6900.0, fill="large_logits")
     add("softcap_steep", (1, 4, 16, 8), sk=64, scale=19.5, softcap=6900.0, fill="large_logits")
+    # sums that leave float16 before the scale is taken
+    add("scaled_down", (1, 2, 16, 64), sk=33, scale=2.0**-17, fill="hundreds")
     add("softcap_nonfinite", (1, 2, 6, 48), sk=140, softcap=5.0, fill="nonfinite")
     # the last block of keys is whole, and no row but the last sees all of it
     add("append_whole", (1, 2, 5, 64), sk=128, causal=True)
@@ -136,6 +138,8 @@ def cases() -> Sequence[Case]:
     add("chunk_of_all_append", (2, 2, 7, 64), sk=50, causal=True, chunk=50)
     add("chunk_longer_queries", (1, 2, 40, 64), sk=11, chunk=64)  # queries before the first key are in no chunk
     add("chunk_range", (3, 4, 33, 64), kv_heads=2, sk=60, causal=True, chunk=20, key_range=key_ranges(3))
+    # the last rows' chunk is the last block of keys
+    add("chunk_two", (1, 2, 12, 64), sk=134, causal=True, chunk=128)
     add("chunk_few", (6, 2, 12, 16), sk=40, causal=True, chunk=7, key_range=key_ranges(6))
     add("chunk_hostile", (6, 2, 9, 64), sk=70, chunk=20, key_range=key_ranges(6, "any_range"))
     # queries before their sequence, which see their sink alone

@@ -184,7 +184,15 @@ _LARGE_TILES = both(
     Clause("a head size above 64", ("q.shape",), _width, lambda width: width > 64),
     threshold("attention.hopper.tiles", "tiles of 128 rows, of all heads", ("q.shape",), _large_tiles),
 )
-_LITTLE_BESIDE_HOPPERS = either(both(unless(_WIDE), unless(_LARGE_TILES), _at_most("hopper")), _at_most("plain"))
+# A program of theirs has more warps, which counts where each has many keys before it; a cap takes that time again.
+_LONG = both(
+    unless(_CAPPED),
+    threshold("attention.hopper.reach", "elements of the keys that a query has before it", _SEEN_FACTS, _read_in_turn),
+)
+_LITTLE = both(either(unless(_WIDE), _RANGED), _at_most("plain"))
+_LITTLE_BESIDE_HOPPERS = either(
+    both(unless(_WIDE), unless(_LARGE_TILES), unless(_LONG), _at_most("hopper")), _at_most("plain")
+)
 _LESS_THAN_HOPPERS = either(unless(_HOPPERS), _LITTLE_BESIDE_HOPPERS)
 _SERVED_BY_HOPPER = both(feature("wgmma"), _HOPPERS)
 # PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only. A
@@ -195,7 +203,7 @@ _KEYS_DIVIDED = both(
     threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
     either(
         threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
-        both(absent("sinks"), _FEWER_QUERIES, _MUCH_IN_TURN),
+        both(absent("sinks"), _MUCH_IN_TURN),
     ),
 )
 _FLASH_LEADS = (
@@ -220,7 +228,7 @@ _BEFORE_HOPPERS = (
     _NO_WINDOW,
     unless(_RANGED),
     _SERVED_BY_HOPPER,
-    unless(_at_most("plain")),
+    unless(_LITTLE),
     either(
         both(unless(_FEWER_QUERIES), _products_at_most("attention.cudnn.products")),
         both(at_most("q.shape[2]", 127), unless(_KEYS_DIVIDED)),
@@ -255,7 +263,7 @@ _LITTLE_WORK = (
             _at_most("masked"),
             threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements, most=True),
         ),
-        _at_most("plain"),
+        _LITTLE,
     ),
 )
 # What FlexAttention's list of blocks skips costs PyTorch's other kernels their time, or a mask that says it.
@@ -308,7 +316,7 @@ _LITTLE_GRADIENTS = both(
         both(_MASKED, unless(_BIASED), _at_most("gradients.masked")),
         both(_SINKS, _at_most("gradients.sinks")),
         both(_WINDOWED, _at_most("gradients.window")),
-        both(absent("mask"), _at_most("gradients.plain"), unless(_MUCH_IN_TURN)),
+        both(absent("mask"), either(unless(_WIDE), _RANGED), _at_most("gradients.plain"), unless(_MUCH_IN_TURN)),
     ),
 )
 _MASKED_ROWS = (
