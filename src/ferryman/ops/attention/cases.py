@@ -54,6 +54,7 @@ def cases() -> Sequence[Case]:
     add("d128", (1, 2, 31, 128), causal=True)
     add("d256", (1, 1, 18, 256), causal=True)
     add("d63", (1, 2, 9, 63), layout="rows")  # one less than what lanes hold, and something behind each row
+    add("d63_blocks", (1, 2, 9, 63), sk=140, layout="rows")  # of blocks that are whole, too
     add("d_odd", (1, 2, 13, 37))
     add("d72_rows", (1, 2, 131, 72), causal=True)
     add("values_narrow_rows", (1, 2, 129, 104), sk=150, dv=64)

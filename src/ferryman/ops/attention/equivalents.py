@@ -1,5 +1,6 @@
 """Why edits of attention's kernels change nothing."""
 
+from ferryman.ops.attention.few_queries_equivalents import FEW_QUERIES
 from ferryman.ops.evidence import Equivalent
 
 EQUIVALENTS = (
@@ -25,4 +26,15 @@ EQUIVALENTS = (
         ("0.0 -> 1.0 in sink = tl.load(sinks + head, mask=row_inside, other=0.0).to(tl.float32) * LOG2E",),
         "Rows past the last are not stored.",
     ),
+    Equivalent(
+        "attention_backward.triton.decode._saturation",
+        (
+            "-17.0 / 315 + square * (62.0 / 2835) -> (-17.0 / 315 - square * (62.0 / 2835))",
+            "-17.0 / 315 + square * (62.0 / 2835) -> (-17.0 / 315)",
+        ),
+        "The series serves |x| < 1/4, where its last term is at most x^9 * 62 / 2835 = 8.4e-8: 2.8 u of the cap where "
+        "its sign turns. The scores' bound has 6 u of the cap for tanh, of which its rounding takes less than 1 there.",
+        within=True,
+    ),
+    *FEW_QUERIES,
 )

@@ -401,8 +401,9 @@ def _config(target: Target, head_dim: int, rows: int, rich: bool) -> Config:
     tile, side = max(_ROWS, triton.next_power_of_2(rows)), _block_d(head_dim)
     if target.vendor == "amd":
         return Config(tile, 16 if side > 128 else 32, 8, 1, {"matrix_instr_nonkdim": 16, "waves_per_eu": 2})
-    if _family(target) != "nvidia-227k":
-        return Config(tile, 32, 8 if side > 128 else 4, 2)
+    if (family := _family(target)) != "nvidia-227k":
+        wide = side > 128
+        return Config(tile, 16 if wide and family == "nvidia-tmem" else 32, 8 if wide else 4, 2)
     many = tile > _ROWS and (rich or side > 128 or tile * side > 64 * 128)
     keys = 16 if side > 128 and tile == _ROWS else 64 if side <= 64 and tile <= 64 and not many else 32
     return Config(tile, keys, 8 if many else 4, 3)
