@@ -32,8 +32,8 @@ AGAIN = "h200/check-second"  # of the ops that were judged anew, after a mend
 DRAWS = {
     "h100/regret-fourth": "all ops, H100",
     "h100/regret-attention-fifth": "attention alone, H100",
-    "h200/regret-attention-eleventh": "attention and its gradient, H200, whose lockfile has no region of it",
-    "h200/regret-attention-twelfth": "the same, another seed",
+    "h200/regret-attention-twelfth": "attention and its gradient, H200, whose lockfile has no region of it",
+    "h200/regret-attention-thirteenth": "the same, another seed",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),
