@@ -23,6 +23,7 @@ from tests.unit import (
     disguises_blind_eleventh,
     disguises_blind_experts,
     disguises_blind_fifteenth,
+    disguises_blind_fifteenth_own,
     disguises_blind_fourth,
     disguises_blind_fourth_experts,
     disguises_blind_fourth_heads,
@@ -53,6 +54,7 @@ from tests.unit import (
     lookalikes_blind_eighth_own,
     lookalikes_blind_eleventh,
     lookalikes_blind_fifteenth,
+    lookalikes_blind_fifteenth_own,
     lookalikes_blind_fourth,
     lookalikes_blind_fourth_heads,
     lookalikes_blind_fourth_own,
@@ -107,6 +109,7 @@ RIGHT = {
     "thirteenth, of its mechanisms": disguises_blind_thirteenth_own.THIRTEENTH_OWN,
     "twelfth": disguises_blind_twelfth.TWELFTH,
     "fifteenth": disguises_blind_fifteenth.FIFTEENTH,
+    "fifteenth, of its mechanisms": disguises_blind_fifteenth_own.FIFTEENTH_OWN,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -134,6 +137,7 @@ ALIKE = {
     "twelfth": lookalikes_blind_twelfth.TWELFTH,
     "twelfth, of its mechanisms": lookalikes_blind_twelfth_own.TWELFTH_OWN,
     "fifteenth": lookalikes_blind_fifteenth.FIFTEENTH,
+    "fifteenth, of its mechanisms": lookalikes_blind_fifteenth_own.FIFTEENTH_OWN,
 }
 # what is left today, and why
 _SEPARATE = (
@@ -173,6 +177,8 @@ LEFT = {
     "TwOss": "heads in groups, of no batch, in an order that no layout has: its softmax is served",
     "TwSloped": "a bias of slopes in the product itself, of heads in the batch: its softmax is served",
     "TwOneKey": "one key head, of which rows are tokens and heads: its softmax is served",
+    "FoRowsAlone": "a whole module of rows that are its columns cut apart: its role is of one such row",
+    "FfBiasedSoft": "a floor under the sum of shares, which those that a bias chooses may fall below",
     "TenPacked": "a score may be less than the number that hides, -1e4: its softmax is served",
 }
 # the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28

@@ -1,0 +1,137 @@
+# ruff: noqa: E501
+"""Look-alikes of what the fifteenth set's mending takes beside, each with one fault."""
+
+from __future__ import annotations
+
+FIFTEENTH_OWN = r'''
+import contextlib
+W, H, D, S, V, E, K, I = 64, 8, 8, 11, 70, 5, 2, 24
+
+
+# ---- rows of a length of ours
+@alike(lambda c: (c(), T(2, S, W)))
+class AoFarRows(nn.Module):
+    """Rows are of columns that are far apart."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.width, self.weight, self.out = width, nn.Parameter(torch.rand(width) + 0.5), nn.Linear(W, W)
+
+    def forward(self, x):
+        h = x.view(*x.shape[:-1], self.width, -1).mT
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+        return self.out(h.flatten(-2))
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class AoRowsOfTokens(nn.Module):
+    """The mean square is of a whole token, and the weight is each row's."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.width, self.weight, self.out = width, nn.Parameter(torch.rand(width) + 0.5), nn.Linear(W, W)
+
+    def forward(self, x):
+        h = x.view(*x.shape[:-1], -1, self.width)
+        h = h * torch.rsqrt(h.pow(2).mean((-2, -1), keepdim=True) + 1e-6) * self.weight
+        return self.out(h.flatten(-2))
+
+
+@alike(lambda c: (c(), T(2, S, W), T(2, S, W)))
+class AoOneGate(nn.Module):
+    """Rows of the gate are taken in the other order."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.width, self.weight, self.out = width, nn.Parameter(torch.rand(width) + 0.5), nn.Linear(W, W)
+
+    def forward(self, o, z):
+        o, z = o.reshape(-1, self.width), z.view(*z.shape[:-1], self.width, -1).mT.reshape(-1, self.width)
+        h = o * torch.rsqrt(o.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight * F.silu(z)
+        return self.out(h.reshape(-1, W))
+
+
+# ---- what ends with its result
+@alike(lambda c: (c(), T(2, S, W), T(2, S, W)), lambda: (T(2, S, W), T(2, S, 1, W)), lambda: (T(2, S, W), T(2, S, 3)))
+class AoSuppressed(nn.Module):
+    """A block that fails on the way is left, and what comes after reads its locals."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.out = nn.Parameter(torch.rand(W)), nn.Linear(W, W)
+
+    def forward(self, x, other):
+        v = x
+        with contextlib.suppress(RuntimeError):
+            v = x.pow(2).mean(-1, keepdim=True)
+            h = x * torch.rsqrt(v + 1e-6) * self.weight
+            y = self.out(h).view(other.shape)
+            return y
+        return self.out(x / (1 + v))
+
+
+@alike(lambda c: (c(), T(2, S, W), T(2, S, W)), lambda: (T(2, S, W), T(2, S, 3)))
+class AoTried(nn.Module):
+    """What is caught reads a local of the block that ends with its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.out = nn.Parameter(torch.rand(W)), nn.Linear(W, W)
+
+    def forward(self, x, other):
+        v = x
+        try:
+            v = x.pow(2).mean(-1, keepdim=True)
+            h = x * torch.rsqrt(v + 1e-6) * self.weight
+            return self.out(h) + other
+        except RuntimeError:
+            return self.out(x / (1 + v))
+
+
+@alike(lambda c: (c(), T(2, S, W)))
+class AoClosure(nn.Module):
+    """A function that is made before reads a local of the block when it is called in the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.out = nn.Parameter(torch.rand(W)), nn.Linear(W, W)
+
+    def forward(self, x, plain=None):
+        more = lambda: v * 2
+        if plain is None:
+            v = x.pow(2).mean(-1, keepdim=True)
+            h = x * torch.rsqrt(v + 1e-6) * self.weight
+            return self.out(h) + more()
+        else:
+            v = x
+            return self.out(v)
+
+
+def given(*more):
+    return (T(2, S, 3, 8), T(2, S, 3, 8), T(2, S, 3, 6), T(2, S, 3), T(2, S, 3), *more)
+
+
+@alike(lambda c: (c(), *given()), lambda: given(0.7), lambda: given(None, T(2, 3, 8, 6)), lambda: given(0.7, T(2, 3, 8, 6)))
+class AoOptional(nn.Module):
+    """A state that a caller gives decays once more, and a scale that a caller gives is squared."""
+
+    def forward(self, q, k, v, g, beta, scale=None, initial_state=None):
+        k, g, beta = F.normalize(k, dim=-1), -F.softplus(g), torch.sigmoid(beta)
+        q, k, v, g, beta = [t.transpose(1, 2) for t in (q, k, v, g, beta)]
+        b, h, n, d = k.shape
+        if scale is None:
+            scale = d**-0.5
+        else:
+            scale = scale * scale
+        if initial_state is None:
+            state = torch.zeros(b, h, d, v.shape[-1]).to(v)
+        else:
+            state = initial_state * 0.5
+        out = torch.zeros_like(v)
+        for i in range(n):
+            state = state * g[:, :, i].exp()[..., None, None]
+            delta = (v[:, :, i] - (state * k[:, :, i][..., None]).sum(-2)) * beta[:, :, i][..., None]
+            state = state + k[:, :, i].unsqueeze(-1) * delta.unsqueeze(-2)
+            out[:, :, i] = torch.einsum("bhd,bhdm->bhm", q[:, :, i] * scale, state)
+        return out.transpose(1, 2)
+'''
