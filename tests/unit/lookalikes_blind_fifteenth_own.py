@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Look-alikes of what the fifteenth set's mending takes beside, each with one fault."""
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def given(*more):
     return (T(2, S, 3, 8), T(2, S, 3, 8), T(2, S, 3, 6), T(2, S, 3), T(2, S, 3), *more)
 
 
-@alike(lambda c: (c(), *given()), lambda: given(0.7), lambda: given(None, T(2, 3, 8, 6)), lambda: given(0.7, T(2, 3, 8, 6)))
+@alike(lambda c: (c(), *given()), lambda: given(torch.tensor(0.7)), lambda: given(torch.tensor(0.7), T(2, 3, 8, 6)))
 class AoOptional(nn.Module):
     """A state that a caller gives decays once more, and a scale that a caller gives is squared."""
 

@@ -166,7 +166,6 @@ LEFT = {
     **dict.fromkeys(("RoutSwitch", "RoutGshard"), _FIRST),
     "LossSmoothed": "its code names how many classes there are",
     "ElCarried": "whether anything is added is asked of an argument that may be absent",
-    "ElDiffuser": "the gate's activation, a method that asks for the device's kind: its activation is served",
     "ElSinks": "a mask, a sink and a maximum that is taken away, all three: its softmax is served",
     "ElPadded": "rows that count are chosen by a mask, so that their number is known in a call alone",
     "ElHeads": "a loop that takes one group of several, and adds what is scaled in it",

@@ -29,8 +29,8 @@ _SPLITS = {torch.reshape.__name__, "view", torch.unflatten.__name__}
 
 
 def splits(root: Node, leaves: tuple[Node, ...]) -> bool:
-    """Whether a value of a part is cut into rows of a length of ours, of as many as there are. A proof would have values
-    of one such row alone, and what a call gives has more: a part is of the rows then, which it may not be cut before."""
+    """Whether a value of a part is cut into rows of a length of ours, of as many as there are. A proof would have
+    values of one such row alone, and what a call gives has more: the part is to be of these rows."""
     inside = root.inside(frozenset(leaves))
     if {n.label for n in inside} & ((TURNS | PRODUCTS) - {"call"}):
         return False
@@ -39,9 +39,17 @@ def splits(root: Node, leaves: tuple[Node, ...]) -> bool:
 
 def _is_split(node: Node) -> bool:
     sizes = [s for n in node.children[1:] for s in (n.children if isinstance(n.tree, ast.Tuple | ast.List) else (n,))]
-    last = sizes[-1] if sizes else None
-    number = last.value if last is not None and last.kind == "self" else getattr(getattr(last, "tree", None), "value", 0)
+    last = sizes[-1] if sizes else Node("leaf", node.tree)
+    number = last.value if last.kind == "self" else getattr(last.tree, "value", 0)
     return type(number) is int and number > 1 and any(ast.unparse(n.tree) == "-1" for n in sizes[:-1])
+
+
+_CATCHES = {"Try", "TryStar", "With", "AsyncWith"}  # behind which code may go on after what raised
+
+
+def ends(body: list[ast.stmt], tree: ast.AST) -> bool:
+    """Whether nothing of a function runs after a block."""
+    return isinstance(body[-1], ast.Return) and _CATCHES.isdisjoint(type(n).__name__ for n in ast.walk(tree))
 
 
 def more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:

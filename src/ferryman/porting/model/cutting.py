@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ferryman.porting.model import ordering, pairs, part_losses, part_steps, recurrent, source
-from ferryman.porting.model.cut_rules import more_than_one_of, place_of, places_of_own, recognised, results_of, splits, within
+from ferryman.porting.model import cut_rules, ordering, pairs, part_losses, part_steps, recurrent, source
+from ferryman.porting.model.cut_rules import more_than_one_of, place_of, places_of_own, recognised, results_of, within
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.nodes import Node, Statement
@@ -123,7 +123,7 @@ class Search(Proving):
                     continue
                 if root.whole is not None and self._has_role(root.whole):
                     continue
-                for leaves in (cut for cut in self._cuts(root, statement) if not splits(root, cut)):
+                for leaves in (cut for cut in self._cuts(root, statement) if not cut_rules.splits(root, cut)):
                     if alone and not self.large and any(n.fact() and not n.counts() for n in leaves):
                         continue  # what it is given is not all that it computes of
                     if method and not self.turning and not self._of_several(root, leaves):
@@ -349,11 +349,9 @@ class Search(Proving):
         return copy
 
     def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:
-        """(names that are read outside of a block after it, names that functions inside read, but for one that it stands in)."""
+        """(names that are read after a block, names that functions inside read, but for one that it stands in)."""
         outer = Counter(read(self.tree)) - Counter(n for s in body for n in read(s))
-        catches = ast.Try | ast.TryStar | ast.With | ast.AsyncWith
-        if isinstance(body[-1], ast.Return) and not any(isinstance(n, catches) for n in ast.walk(self.tree)):
-            outer.clear()  # nothing else runs after it
+        outer = Counter[str]() if cut_rules.ends(body, self.tree) else outer
         nested = [f for f in ast.walk(self.tree) if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree]
         nested = [f for f in nested if isinstance(f, ast.Lambda) or not any(b is body for b in blocks(f))]
         return set(outer), {n for f in nested for n in read(f)}
