@@ -81,4 +81,27 @@ class FoSides(nn.Module):
             h = x + residual
             v = h.amax(-1, keepdim=True)
             return self.out(h / v)
+
+
+# ---- a loss whose code says how many classes there are
+@case("cross_entropy", lambda c: (c(), T(3, 5, V), torch.randint(V, (3, 5))))
+class FoClasses(nn.Module):
+    """The log of a sum, and each row's own logit, of logits that are seen as a matrix of so many columns."""
+
+    def forward(self, logits, labels):
+        flat = logits.reshape(-1, V).float()
+        return (torch.logsumexp(flat, dim=-1) - flat.gather(-1, labels.reshape(-1, 1)).squeeze(-1)).mean()
+
+
+@case("cross_entropy", lambda c: (c(), T(4, 3, V), torch.randint(V, (4, 3))))
+class FoClassesNll(nn.Module):
+    """PyTorch's loss of a log softmax, of as many classes as a setting says."""
+
+    def __init__(self, vocab=V):
+        super().__init__()
+        self.vocab = vocab
+
+    def forward(self, logits, labels):
+        logp = F.log_softmax(logits.view(-1, self.vocab), dim=-1)
+        return F.nll_loss(logp, labels.view(-1))
 '''

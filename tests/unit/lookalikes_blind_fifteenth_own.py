@@ -133,4 +133,44 @@ class AoOptional(nn.Module):
             state = state + k[:, :, i].unsqueeze(-1) * delta.unsqueeze(-2)
             out[:, :, i] = torch.einsum("bhd,bhdm->bhm", q[:, :, i] * scale, state)
         return out.transpose(1, 2)
+
+
+# ---- losses of logits that are a matrix, and of numbers that are none
+@alike(lambda c: (c(), T(2, 6, 70), torch.randint(70, (2, 6))), lambda: (T(1, 6, 70), torch.randint(70, (1, 6))))
+class AoTurned(nn.Module):
+    """Numbers are read down their columns."""
+
+    def forward(self, logits, labels):
+        logp = torch.log_softmax(logits.float().view(-1, 70), dim=-1)
+        return -logp.gather(1, labels.t().reshape(-1, 1)).squeeze(1).mean()
+
+
+@alike(lambda c: (c(), T(2, 6, 70), torch.randint(70, (2, 6))), lambda: (T(6, 6, 70), torch.randint(70, (6, 6))))
+class AoWorst(nn.Module):
+    """The worst of the sequences' means."""
+
+    def forward(self, logits, labels):
+        logp = torch.log_softmax(logits.float().view(-1, 70), dim=-1)
+        own = logp.gather(1, labels.view(-1, 1)).view(labels.shape)
+        return -own.mean(-1).amin()
+
+
+@alike(lambda c: (c(), T(12, 70), torch.randint(70, (2, 6))), lambda: (T(12, 70), torch.randint(70, (12,))))
+class AoFewer(nn.Module):
+    """Numbers of two sides are a loss of the rows but the first; of one side, of all."""
+
+    def forward(self, logits, labels):
+        logp = torch.log_softmax(logits, dim=-1)
+        own = logp.gather(1, labels.reshape(-1, 1)).squeeze(1)
+        return -own[labels.dim() - 1 :].mean()
+
+
+@alike(lambda c: (c(), T(2, 6, 70), torch.randint(70, (2, 6))), lambda: (T(2, 6, 70) * 5, torch.randint(70, (2, 6))))
+class AoOthers(nn.Module):
+    """What is smoothed is a share of all classes but one."""
+
+    def forward(self, logits, labels, *, smoothing=0.1):
+        logp = torch.log_softmax(logits.float().view(-1, 70), dim=-1)
+        own = logp.gather(1, labels.view(-1, 1)).squeeze(1)
+        return -((1.0 - smoothing) * own + smoothing * logp.sum(dim=-1) / 69).mean()
 '''

@@ -164,7 +164,6 @@ LEFT = {
         ("SortedRows", "SlotBySlot"), "a router and its experts in one, of which a gated product is served"
     ),
     **dict.fromkeys(("RoutSwitch", "RoutGshard"), _FIRST),
-    "LossSmoothed": "its code names how many classes there are",
     "ElCarried": "whether anything is added is asked of an argument that may be absent",
     "ElSinks": "a mask, a sink and a maximum that is taken away, all three: its softmax is served",
     "ElPadded": "rows that count are chosen by a mask, so that their number is known in a call alone",
