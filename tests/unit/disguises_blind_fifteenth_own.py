@@ -104,4 +104,36 @@ class FoClassesNll(nn.Module):
     def forward(self, logits, labels):
         logp = F.log_softmax(logits.view(-1, self.vocab), dim=-1)
         return F.nll_loss(logp, labels.view(-1))
+
+
+# ---- a head and a loss with the square of each row's log-sum-exp
+@case("linear_cross_entropy", lambda c: (c(), T(2, S, W), torch.randint(V, (2, S))))
+class FoSquares(nn.Module):
+    """Logits of three sides, of a layer with a bias; a power of the sums, and PaLM's factor."""
+
+    def __init__(self, z_loss=1e-4):
+        super().__init__()
+        self.lm_head, self.z_loss = nn.Linear(W, V), z_loss
+
+    def forward(self, hidden, labels):
+        logits = self.lm_head(hidden)
+        log_z = torch.logsumexp(logits, -1)
+        ce = (log_z - torch.gather(logits, -1, labels[..., None]).squeeze(-1)).mean()
+        z = (log_z**2).mean()
+        return ce + self.z_loss * z
+
+
+@case("linear_cross_entropy", lambda c: (c(), T(14, W), torch.randint(V, (14,))))
+class FoTiedSquares(nn.Module):
+    """A product with a table of words; one mean of both terms."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(V, W) / 8)
+
+    def forward(self, h, y):
+        logits = F.linear(h, self.table).float()
+        lse = logits.logsumexp(dim=-1)
+        own = logits.gather(1, y.unsqueeze(1)).squeeze(1)
+        return torch.mean(lse - own + 2e-3 * lse.pow(2))
 '''

@@ -173,4 +173,90 @@ class AoOthers(nn.Module):
         logp = torch.log_softmax(logits.float().view(-1, 70), dim=-1)
         own = logp.gather(1, labels.view(-1, 1)).squeeze(1)
         return -((1.0 - smoothing) * own + smoothing * logp.sum(dim=-1) / 69).mean()
+
+
+# ---- a head and a loss with squares
+class Squares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(W, V, bias=False)
+
+
+def rows(n=14, size=1):
+    return T(n, W) * size, torch.randint(V, (n,))
+
+
+@alike(lambda c: (c(), *rows()), lambda: rows(14, 6))
+class AoSquareOfMean(Squares):
+    """The mean's square."""
+
+    def forward(self, x, y):
+        logits = self.head(x)
+        lse = torch.logsumexp(logits, dim=-1)
+        nll = lse - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return nll.mean() + 1e-2 * lse.mean().square()
+
+
+@alike(lambda c: (c(), *rows()), lambda: rows(14, 6), lambda: rows(5))
+class AoSquareOfSum(Squares):
+    """The sum of squares, and not their mean."""
+
+    def forward(self, x, y):
+        logits = self.head(x)
+        lse = torch.logsumexp(logits, dim=-1)
+        nll = lse - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return nll.mean() + 1e-2 * lse.square().sum()
+
+
+@alike(lambda c: (c(), *rows()), lambda: rows(14, 6))
+class AoSquareOfLoss(Squares):
+    """The square of each row's loss."""
+
+    def forward(self, x, y):
+        logits = self.head(x)
+        nll = torch.logsumexp(logits, dim=-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return nll.mean() + 1e-2 * nll.square().mean()
+
+
+@alike(lambda c: (c(), *rows()), lambda: rows(14, 6))
+class AoLessSquares(Squares):
+    """Squares are taken away."""
+
+    def forward(self, x, y):
+        logits = self.head(x)
+        lse = torch.logsumexp(logits, dim=-1)
+        nll = lse - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return nll.mean() - 1e-2 * lse.square().mean()
+
+
+@alike(lambda c: (c(), *rows()))
+class AoDetachedSquares(Squares):
+    """Squares have no gradient."""
+
+    def forward(self, x, y):
+        logits = self.head(x)
+        lse = torch.logsumexp(logits, dim=-1)
+        nll = lse - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return nll.mean() + 1e-2 * lse.detach().square().mean()
+
+
+@alike(lambda c: (c(), *rows()), lambda: rows(14, 6))
+class AoShiftedSquares(Squares):
+    """Sums are of the logits times two, where squares are."""
+
+    def forward(self, x, y):
+        logits = self.head(x)
+        nll = torch.logsumexp(logits, dim=-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return nll.mean() + 1e-2 * torch.logsumexp(2 * logits, dim=-1).square().mean()
+
+
+@alike(lambda c: (c(), *rows()), lambda: (T(3, W), torch.tensor([0, V - 1, 1])))
+class AoFromTheEnd(Squares):
+    """The number is counted from the last class."""
+
+    def forward(self, x, y):
+        logits = self.head(x)
+        lse = torch.logsumexp(logits, dim=-1)
+        nll = lse - logits.flip(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return nll.mean() + 1e-2 * lse.square().mean()
 '''

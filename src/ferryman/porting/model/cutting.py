@@ -64,7 +64,8 @@ class Search(Proving):
                     pass
         self.turning = False
         self._choices()
-        losses = any(getattr(n, "attr", getattr(n, "id", "")) in part_losses.WHOLE for n in ast.walk(self.tree))
+        ends = {*part_losses.WHOLE, part_losses.SUMS}
+        losses = any(getattr(n, "attr", getattr(n, "id", "")) in ends for n in ast.walk(self.tree))
         for (self.joined, self.large), self.moving in itertools.product(_PASSES, (False, True)):
             self.scan.joins = self.joined
             if self.joined and not losses:
@@ -117,7 +118,7 @@ class Search(Proving):
                     continue
                 if self.turning and recurrent.loop_of(root) is None:
                     continue
-                if root.label not in part_losses.WHOLE if self.joined else self._served(e) and not self.turning:
+                if not part_losses.may_end(root) if self.joined else self._served(e) and not self.turning:
                     continue
                 if self.large and products(root.inside(frozenset())) < 2:
                     continue
