@@ -1,5 +1,5 @@
 """A product with a module's matrix and the cross entropy of all that it gives, their mean or their sum, which may be
-smoothed, in one part of a forward.
+smoothed, in one part of a forward; and their mean where it is written out with the squares of the log-sum-exps.
 
 A class that is none is an error in PyTorch and a loss of NaN here.
 """
@@ -40,6 +40,7 @@ class _Kind:
 
     smoothing: float
     summed: bool
+    z: float = 0.0  # how much of the square of each row's log-sum-exp is added
 
 
 _ROWS = "a0.numel() // a0.shape[-1]"
@@ -75,6 +76,9 @@ _SEEDS: tuple[tuple[tuple[int, ...], tuple[int, ...], float, str], ...] = (
     ((6,), (2, 3), 1.0, "one less than none"),
     ((6,), (2, 3), 1.0, "one too many"),
 )
+# of a loss that leaves out no row: it refuses what is no class
+_COUNTED = tuple(seed for seed in _SEEDS if seed[3] not in ("ignored", "all ignored"))
+_NO_CLASS = -(2**31)
 _DRAWN = 64  # the most rows
 _REFUSED = 3  # the last ones: a class that is none is an error
 
@@ -91,7 +95,8 @@ def blocks(block: Block) -> Iterator[Layer]:
         classes, width = block.tensors[weight] if first else block.tensors[weight][::-1]
         if (bias and block.tensors[bias] != (classes,)) or min(classes, width) < 2:
             continue
-        for ignored in dict.fromkeys((_DEFAULT, *(n for n in block.integers.values() if abs(n) < 1 << 20))):
+        named = (n for n in block.integers.values() if abs(n) < 1 << 20)
+        for ignored in dict.fromkeys((_DEFAULT, *named, _NO_CLASS)):
             yield from _layers(block, weight, bias, first, classes, width, ignored)
 
 
@@ -107,7 +112,7 @@ def _layers(
             sizes = {width: sides[1] - (sides[0] == sides[1] < width)} | {classes: sides[0]}
             if sides[0] > _MOST or any((n == ignored) != (now == ignored) for n, now in sizes.items()):
                 continue  # a side of that number, which another has then
-            sizes |= {ignored: ignored} if ignored != _DEFAULT else {}  # no length
+            sizes |= {ignored: ignored} if ignored not in (_DEFAULT, _NO_CLASS) else {}  # no length
             kind = agrees(form, sizes)
             if kind is None:
                 continue
@@ -135,7 +140,8 @@ def _of_form(
     draw = functools.partial(_draw, form, width, classes, ignored)
     guard += _laid_out(block, sizes, draw(1))
     longer = functools.partial(_longer, form, draw)
-    smoothed = f", {kind.smoothing!r}" if kind.smoothing else ""
+    smoothed = f", {kind.smoothing!r}" if kind.smoothing or kind.z else ""
+    smoothed += f", {kind.z!r}" if kind.z else ""
     loss = f"ops.linear_cross_entropy({form.x}, {matrix}, {form.target}, {added}, {ignored}{smoothed})"
     if kind.summed:  # 0 where no row counts
         loss = (
@@ -147,7 +153,7 @@ def _of_form(
             expression,
             sizes,
             draw,
-            len(_SEEDS),
+            len(_seeds(ignored)),
             guard,
             refused=_REFUSED,
             longer=longer,
@@ -166,8 +172,12 @@ def _laid_out(block: Block, sizes: dict[int, int], given: tuple[Tensor, ...]) ->
     return tests
 
 
+def _seeds(ignored: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...], float, str], ...]:
+    return _COUNTED if ignored == _NO_CLASS else _SEEDS
+
+
 def _draw(form: _Form, width: int, classes: int, ignored: int, seed: int) -> tuple[Tensor, ...]:
-    two, three, size, odd = _SEEDS[seed]
+    two, three, size, odd = _seeds(ignored)[seed]
     rows = three if form.dims[seed % len(form.dims)] == 3 else two
     if odd == "all classes":
         rows = (min(classes, _DRAWN),) if len(rows) == 1 else (1, min(classes, _DRAWN) + 1)
@@ -219,6 +229,9 @@ def _agrees(
 def _kinds(result: Tensor, z: Tensor, target: Tensor, ignored: int) -> list[_Kind]:
     """Without smoothing, and with that which a loss would have, for each way to put the rows' losses together."""
     known = [_Kind(0.0, False), _Kind(0.0, True)]
+    if ignored == _NO_CLASS:  # a mean that is written out
+        more = float((result - _loss(known[0], z, target, ignored)) / z.logsumexp(-1).square().mean())
+        return [_Kind(0.0, False, float(f"{more:.9g}"))] if more > 0 else []
     for summed in (False, True):
         plain, whole = (_loss(_Kind(smoothing, summed), z, target, ignored) for smoothing in (0.0, 1.0))
         smoothing = float((result - plain) / (whole - plain))
@@ -229,9 +242,10 @@ def _kinds(result: Tensor, z: Tensor, target: Tensor, ignored: int) -> list[_Kin
 
 def _loss(kind: _Kind, z: Tensor, target: Tensor, ignored: int) -> Tensor:
     reduction = "sum" if kind.summed else "mean"
-    return functional.cross_entropy(
+    loss = functional.cross_entropy(
         z, target, ignore_index=ignored, label_smoothing=kind.smoothing, reduction=reduction
     )
+    return loss + kind.z * z.logsumexp(-1).square().mean() if kind.z else loss
 
 
 def _gives(kind: _Kind, result: Tensor, z: Tensor, target: Tensor, ignored: int) -> bool:

@@ -32,16 +32,16 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
 
 def blocks(block: Block) -> Iterator[Layer]:
     """The mean cross entropy of logits (.., classes), of two dimensions or three, and class numbers (..) or (.., 1),
-    written out."""
+    written out; or of a matrix of logits and as many numbers, of one dimension or two, in order."""
     if block.tensors or block.inputs != 2 or block.run is None:
         return
-    for dims, column in itertools.product(((2, 3), (2,), (3,)), (False, True)):
-        draw = functools.partial(_draw_logits, dims, column)
-        outcomes = [block.run({}, draw(seed)) for seed in range(len(dims))]
+    both = ("rows", "column")
+    for dims, lying in [((2, 3), both[0]), ((2, 3), both[1]), ((2,), "any"), *itertools.product(((2,), (3,)), both)]:
+        draw = functools.partial(_draw_logits, dims, lying)
+        outcomes = [block.run({}, draw(seed)) for seed in range(2)]
         if any(o is None or not isinstance(o[0], Tensor) or o[0].shape != () for o in outcomes):
             continue
-        shape = "(*a0.shape[:-1], 1)" if column else "a0.shape[:-1]"
-        guard = f"a0.dim() in {dims} and a1.shape == {shape} and a0.numel() > 0"
+        guard = f"a0.dim() in {dims} and {_LYING[lying]} and a0.numel() > 0"
         guard += " and a1.dtype is torch.int64 and a0.dtype.itemsize < 8 and a0.dtype.is_floating_point"
         guard += " and not a0.is_meta and not torch.is_autocast_enabled(a0.device.type)"
         numbers = "a1.flatten()"
@@ -63,6 +63,12 @@ def _smoothing(given: tuple[Tensor, ...], outcome: Any) -> float:
     return smoothing if 1e-6 < smoothing <= 1.0 else 0.0
 
 
+# How numbers lie beside logits
+_LYING = {
+    "rows": "a1.shape == a0.shape[:-1]",
+    "column": "a1.shape == (*a0.shape[:-1], 1)",
+    "any": "a1.numel() == a0.shape[0] and (a1.dim() == 1 or (a1.dim() == 2 and a1.is_contiguous()))",
+}
 _NO_CLASS = -(2**31)  # a number of rows that the op leaves out: no index of a class is so low
 
 # (rows, classes, magnitude, a number that is no class) of a seed; what has none for it refuses the last
@@ -78,7 +84,7 @@ _LOGITS = (
 _FROM_THE_END = 5
 
 
-def _draw_logits(dims: tuple[int, ...], column: bool, seed: int) -> tuple[Tensor, ...]:
+def _draw_logits(dims: tuple[int, ...], lying: str, seed: int) -> tuple[Tensor, ...]:
     rows, classes, size, other = _LOGITS[seed]
     lead = (rows, 3) if dims[seed % len(dims)] == 3 else (rows,)
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +92,9 @@ def _draw_logits(dims: tuple[int, ...], column: bool, seed: int) -> tuple[Tensor
     numbers = torch.randint(classes, lead, generator=generator)
     if other is not None:
         numbers[1] = other
-    return logits, numbers.unsqueeze(-1) if column else numbers
+    if lying == "any":
+        return logits, (numbers, numbers.view(rows // 3 or 1, -1), numbers.view(-1, rows // 3 or 1))[seed % 3]
+    return logits, numbers.unsqueeze(-1) if lying == "column" else numbers
 
 
 def functional_softmax(

@@ -7,10 +7,12 @@ import itertools
 import types
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ferryman.porting.model import helpers, routines, source
 from ferryman.porting.model.nodes import Node, Statement
+from ferryman.porting.model.part_shape import PRODUCTS, TURNS
 from ferryman.porting.model.uses import more, served, served_methods
 
 
@@ -21,6 +23,33 @@ def places_of_own(node: Node) -> bool:
     owner = node.children[0] if node.children and sliced else None
     sized = any(n.kind == "leaf" for n in node.inside(frozenset()))
     return owner is not None and isinstance(owner.value, Tensor) and sized
+
+
+_SPLITS = {torch.reshape.__name__, "view", torch.unflatten.__name__}
+
+
+def splits(root: Node, leaves: tuple[Node, ...]) -> bool:
+    """Whether a value of a part is cut into rows of a length of ours, of as many as there are. A proof would have
+    values of one such row alone, and what a call gives has more: the part is to be of these rows."""
+    inside = root.inside(frozenset(leaves))
+    if {n.label for n in inside} & ((TURNS | PRODUCTS) - {"call"}):
+        return False
+    return any(n.label in _SPLITS and n.children and n.children[0] in leaves and _is_split(n) for n in inside)
+
+
+def _is_split(node: Node) -> bool:
+    sizes = [s for n in node.children[1:] for s in (n.children if isinstance(n.tree, ast.Tuple | ast.List) else (n,))]
+    last = sizes[-1] if sizes else Node("leaf", node.tree)
+    number = last.value if last.kind == "self" else getattr(last.tree, "value", 0)
+    return type(number) is int and number > 1 and any(ast.unparse(n.tree) == "-1" for n in sizes[:-1])
+
+
+_CATCHES = {"Try", "TryStar", "With", "AsyncWith"}  # behind which code may go on after what raised
+
+
+def ends(body: list[ast.stmt], tree: ast.AST) -> bool:
+    """Whether nothing of a function runs after a block."""
+    return isinstance(body[-1], ast.Return) and _CATCHES.isdisjoint(type(n).__name__ for n in ast.walk(tree))
 
 
 def more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:

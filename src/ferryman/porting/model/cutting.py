@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ferryman.porting.model import ordering, pairs, part_losses, part_steps, recurrent, source
+from ferryman.porting.model import cut_rules, ordering, pairs, part_losses, part_steps, recurrent, source
 from ferryman.porting.model.cut_rules import more_than_one_of, place_of, places_of_own, recognised, results_of, within
 from ferryman.porting.model.flow import Scan
 from ferryman.porting.model.leaf import inputs_of
@@ -64,7 +64,8 @@ class Search(Proving):
                     pass
         self.turning = False
         self._choices()
-        losses = any(getattr(n, "attr", getattr(n, "id", "")) in part_losses.WHOLE for n in ast.walk(self.tree))
+        ends = {*part_losses.WHOLE, part_losses.SUMS}
+        losses = any(getattr(n, "attr", getattr(n, "id", "")) in ends for n in ast.walk(self.tree))
         for (self.joined, self.large), self.moving in itertools.product(_PASSES, (False, True)):
             self.scan.joins = self.joined
             if self.joined and not losses:
@@ -117,13 +118,13 @@ class Search(Proving):
                     continue
                 if self.turning and recurrent.loop_of(root) is None:
                     continue
-                if root.label not in part_losses.WHOLE if self.joined else self._served(e) and not self.turning:
+                if not part_losses.may_end(root) if self.joined else self._served(e) and not self.turning:
                     continue
                 if self.large and products(root.inside(frozenset())) < 2:
                     continue
                 if root.whole is not None and self._has_role(root.whole):
                     continue
-                for leaves in self._cuts(root, statement):
+                for leaves in (cut for cut in self._cuts(root, statement) if not cut_rules.splits(root, cut)):
                     if alone and not self.large and any(n.fact() and not n.counts() for n in leaves):
                         continue  # what it is given is not all that it computes of
                     if method and not self.turning and not self._of_several(root, leaves):
@@ -349,8 +350,9 @@ class Search(Proving):
         return copy
 
     def _reads(self, body: list[ast.stmt]) -> tuple[set[str], set[str]]:
-        """(names that are read outside of a block, names that functions inside read, but for one that it stands in)."""
+        """(names that are read after a block, names that functions inside read, but for one that it stands in)."""
         outer = Counter(read(self.tree)) - Counter(n for s in body for n in read(s))
+        outer = Counter[str]() if cut_rules.ends(body, self.tree) else outer
         nested = [f for f in ast.walk(self.tree) if isinstance(f, ast.FunctionDef | ast.Lambda) and f is not self.tree]
         nested = [f for f in nested if isinstance(f, ast.Lambda) or not any(b is body for b in blocks(f))]
         return set(outer), {n for f in nested for n in read(f)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ferryman.porting.model import loops, own_calls, source
+from ferryman.porting.model import device_tests, loops, own_calls, source
 from ferryman.porting.model.reports import Reports
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import Test, Unproven, modes, trusted
@@ -65,23 +65,19 @@ class Instrument(Reports, ast.NodeTransformer):
     def _test(self, node: ast.expr) -> ast.expr:
         index = len(self.follower.trace.tests)
         text = source.mangled(node, self.own)
-        self.follower.trace.tests.append(Test(text[:80], node.lineno, text if self._guardable(node) else None))
+        guards: list[str | None] = [text] if self._guardable(node) else []
+        if not (guards or self.inside):
+            guards += device_tests.guards(node, self.follower.module, self.parameters, self.first_store)
+        self.follower.trace.tests += [Test(text[:80], node.lineno, guard) for guard in guards or [None]]
         against = self._against(node)
         self.follower.trace.tests[index].against = against
         self.testing += 1
         inner: Any = self.generic_visit(node) if isinstance(node, ast.Compare) else self.visit(node)
         self.testing -= 1
         called, given = ("ferryman_same", [inner.left, *inner.comparators]) if against else ("ferryman_seen", [inner])
-        return ast.copy_location(ast.Call(ast.Name(called, ast.Load()), [ast.Constant(index), *given], []), node)
-
-    def _against(self, node: ast.expr) -> str:
-        """The attribute of the module that ``.. == self.attribute`` compares with."""
-        if not isinstance(node, ast.Compare) or [type(o) for o in node.ops] != [ast.Eq]:
-            return ""
-        right = node.comparators[0]
-        owner = right.value if isinstance(right, ast.Attribute) else None
-        mine = isinstance(owner, ast.Name) and owner.id == self.self_name
-        return right.attr if isinstance(right, ast.Attribute) and mine else ""
+        for at in (index, *range(index + 1, index + len(guards))):
+            given = [ast.copy_location(ast.Call(ast.Name(called, ast.Load()), [ast.Constant(at), *given], []), node)]
+        return given[0]
 
     def _guardable(self, node: ast.expr) -> bool:
         """It reads only the module's state, and the forward's parameters as they came in."""

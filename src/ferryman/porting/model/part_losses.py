@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,6 +30,10 @@ _OF_JOINED = WHOLE | _MATRICES | _MOVES | {"log_softmax", "t", "transpose", "per
 
 
 _CASTS = {"float", "to", "type_as"}
+# of a loss that is written out with the square of each row's log-sum-exp
+SUMS = torch.logsumexp.__name__
+_SQUARES = {torch.square.__name__, "pow", "Pow"}
+_OF_WRITTEN = _OF_JOINED | OF_LOSSES | _SQUARES
 
 
 def is_loss(inside: Iterable[Node]) -> bool:
@@ -45,17 +50,30 @@ def is_any(inside: Iterable[Node]) -> bool:
 
 def joins(inside: Iterable[Node]) -> bool:
     """Whether a part is one product with one matrix of the module's, whose result has their dtype, and a whole loss of
-    what that gives."""
+    what that gives, or one that is written out with a square of its log-sum-exp."""
     nodes = list(inside)
     labels = {n.label for n in nodes if n.kind == "op"}
     matrices = {
         ast.unparse(n.tree) for n in nodes if n.kind == "self" and isinstance(n.value, Tensor) and n.value.dim() == 2
     }
-    once = all(sum(n.label in some for n in nodes) == 1 for some in (WHOLE, _MATRICES))
-    if not once or len(matrices) != 1 or not labels <= _OF_JOINED:
+    one, whole = (sum(n.label in some for n in nodes) for some in (_MATRICES, WHOLE))
+    written = not whole and _squares(labels) and labels <= _OF_WRITTEN
+    if one != 1 or len(matrices) != 1 or not (written or (whole == 1 and labels <= _OF_JOINED)):
         return False
     product = next(n for n in nodes if n.label in _MATRICES)
     return not any(n.label in _CASTS for n in product.inside(frozenset()) if n in nodes)
+
+
+def may_end(root: Node) -> bool:
+    """Whether a node may be such a loss."""
+    if root.label in WHOLE:
+        return True
+    sums = root.kind == "op" and root.label in OF_LOSSES and not isinstance(root.tree, ast.Subscript | ast.Tuple)
+    return sums and _squares({n.label for n in root.inside(frozenset())})
+
+
+def _squares(labels: set[str]) -> bool:
+    return SUMS in labels and bool(labels & _SQUARES)
 
 
 def ignored(tree: ast.FunctionDef, own: dict[str, Node]) -> tuple[int, ...] | None:

@@ -104,6 +104,15 @@ class Reports(ast.NodeTransformer):
             node = node.value
         return isinstance(node, ast.Name) and node.id == self.self_name
 
+    def _against(self, node: ast.expr) -> str:
+        """The attribute of the module that ``.. == self.attribute`` compares with."""
+        if not isinstance(node, ast.Compare) or [type(o) for o in node.ops] != [ast.Eq]:
+            return ""
+        right = node.comparators[0]
+        owner = right.value if isinstance(right, ast.Attribute) else None
+        mine = isinstance(owner, ast.Name) and owner.id == self.self_name
+        return right.attr if isinstance(right, ast.Attribute) and mine else ""
+
     def of_numbers(self, target: ast.expr) -> bool:
         """Whether a call is of a function of Python that may make a number of numbers."""
         value = source.resolve(target, self.own)
