@@ -22,6 +22,7 @@ from tests.unit import (
     disguises_blind_eighth_own,
     disguises_blind_eleventh,
     disguises_blind_experts,
+    disguises_blind_fourteenth,
     disguises_blind_fourth,
     disguises_blind_fourth_experts,
     disguises_blind_fourth_heads,
@@ -51,6 +52,7 @@ from tests.unit import (
     lookalikes_blind_eighth,
     lookalikes_blind_eighth_own,
     lookalikes_blind_eleventh,
+    lookalikes_blind_fourteenth,
     lookalikes_blind_fourth,
     lookalikes_blind_fourth_heads,
     lookalikes_blind_fourth_own,
@@ -104,6 +106,7 @@ RIGHT = {
     "thirteenth": disguises_blind_thirteenth.THIRTEENTH,
     "thirteenth, of its mechanisms": disguises_blind_thirteenth_own.THIRTEENTH_OWN,
     "twelfth": disguises_blind_twelfth.TWELFTH,
+    "fourteenth": disguises_blind_fourteenth.FOURTEENTH,
 }
 ALIKE = {
     "layers": lookalikes_blind.LAYERS,
@@ -130,6 +133,7 @@ ALIKE = {
     "thirteenth, of its mechanisms": lookalikes_blind_thirteenth_own.THIRTEENTH_OWN,
     "twelfth": lookalikes_blind_twelfth.TWELFTH,
     "twelfth, of its mechanisms": lookalikes_blind_twelfth_own.TWELFTH_OWN,
+    "fourteenth": lookalikes_blind_fourteenth.FOURTEENTH,
 }
 # what is left today, and why
 _SEPARATE = (
