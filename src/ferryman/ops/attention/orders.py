@@ -80,7 +80,7 @@ class Reading:
     ``inner`` has the order. group: query heads for a key head, 0: any; one: a single key head serves all, too. shared:
     the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any. mean: a row that sees nothing is the mean of
     the values, and not NaN. sinks: an expression of a logit for each query head, of which there are ``total`` then.
-    added: what is hidden has -inf added, so that a row of NaN stays one."""
+    added: what is hidden has -inf added, so that a row of NaN stays one. alone: the mask is (Sq, Sk) alone."""
 
     places: tuple[int, ...]
     inner: Layout
@@ -99,6 +99,7 @@ class Reading:
     sinks: str = ""
     total: int = 0
     added: bool = False
+    alone: bool = False
 
     @property
     def single(self) -> bool:
@@ -164,6 +165,12 @@ def inputs_of(
     return given
 
 
+def mask_shape(reading: Reading, batch: int, heads: int, queries: int, keys: int) -> tuple[int, ...]:
+    if reading.alone:
+        return queries, keys
+    return (batch * heads, queries, keys) if reading.inner is ONE_BATCH else (batch, 1, queries, keys)
+
+
 def _mask(
     reading: Reading,
     batch: int,
@@ -177,8 +184,8 @@ def _mask(
 ) -> Tensor:
     """One in whose rows some key is seen, but for the first row of each sequence where it is ``blind``; ``alone``: of
     all sequences, where the code takes one; ``far``: the second row sees the first key alone."""
-    shape: tuple[int, ...] = (batch * heads, queries, keys) if reading.inner is ONE_BATCH else (batch, 1, queries, keys)
-    if reading.shared and alone:
+    shape = mask_shape(reading, batch, heads, queries, keys)
+    if reading.shared and alone and not reading.alone:
         # of each head or of all, where the code takes both
         shape = (heads, queries, keys) if reading.inner is not ONE_BATCH and queries == 4 else (queries, keys)
     seen = torch.rand(shape, generator=draw) < 0.6

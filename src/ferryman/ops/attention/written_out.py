@@ -42,7 +42,7 @@ def layers(block: Block) -> Iterator[Layer]:
     sides = {side: side for shape in sinks for side in shape}
     # of as many keys as queries alone, where other numbers are refused or give something else
     both = [r for r in (reading, flat) if r is not None]
-    for shared in [True, False] if reading.mask in MASKS else [True]:
+    for shared in [True, False] if reading.mask in MASKS and not reading.alone else [True]:
         for square in [True] if reading.causal else [False, True]:
             yield _layer(*(replace(r, square=square, shared=shared) for r in both), sides=sides)
             if reading.causal and reading.mask in ("", SIZED):
@@ -149,5 +149,6 @@ def _guard(reading: Reading) -> str:
         kind = {"bias": alike, "truth": f"({alike} or {truth})"}.get(reading.mask, truth)
         shared = (2, 3, 4) if heads >= 0 else (2, 3)
         places = f"{mask[0]}.dim() in {shared}" if reading.shared else f"{mask[0]}.dim() == {dims}"
+        places = f"{mask[0]}.dim() == 2" if reading.alone else places
         tests.append(f"{places} and {kind} and not {mask[0]}.requires_grad")
     return " and ".join(tests)

@@ -384,6 +384,9 @@ class Search(Proving):
                 outside = name in outer
                 looped = repeated and any(name in read(s) for s in fresh[:index] if s is not None)
                 mine = (changed, read(changed).count(name) == 1) if name in past else (None, False)
+                if outside and all(node.kind == "self" or node.fact() for node in inner):
+                    sized.add(index)
+                    continue
                 if outside or looped or name in closures:
                     return None
                 if reads_next(name, fresh[index + 1 :], *mine):

@@ -107,8 +107,10 @@ def _searched(
     """A search, whether it has parts, and the functions that are written out in it: of both sides of an ``if`` first,
     where that has a part of two products, or a loop that carries a state."""
     scan = Scan(inner, before, own, module, type(module))
-    write = written.Writing(inner, own, source.methods(type(module)), functools.partial(_is_setting, scan))
-    apart = sunk.sunk(before, write)
+    settings: dict[str, bool] = {}
+    asks = functools.partial(_is_setting, scan), [], settings, lambda e: scan.path(e) is None
+    write = written.Writing(inner, own, source.methods(type(module)), *asks)
+    apart = sunk.sunk(before, write, settings)
     if apart is not None and (_multiplies_twice(apart) or _loops(before)):
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh, free=free)
         if search.run() and search.whole:
