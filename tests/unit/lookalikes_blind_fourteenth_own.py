@@ -218,4 +218,83 @@ class NwLeast(nn.Module):
         scores = q.matmul(k.transpose(-1, -2)) * D**-0.5 + self.bias
         scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool).triu(1), float(q.detach().min()))
         return (scores.softmax(-1).matmul(v)).transpose(1, 2).flatten(2)
+
+
+# ---- tables of the module's own
+@alike(lambda c: (c(), T(2, H, S, D)), lambda: (T(2, H, S, D),), lambda: (T(2, H, S, D) * 3,))
+class NwGrows(nn.Module):
+    """The tables are changed between two uses of them, and once more for the next call."""
+
+    def __init__(self):
+        super().__init__()
+        f = torch.outer(torch.arange(S).float(), 1 / 10 ** torch.arange(0, 1, 2 / D)).repeat_interleave(2, -1)
+        self.register_buffer("cos", f.cos())
+        self.register_buffer("sin", f.sin())
+
+    def other(self, x):
+        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+
+    def forward(self, x):
+        y = x * self.cos
+        with torch.no_grad():
+            self.sin.mul_(-1.0)
+        y = y + self.other(x) * self.sin
+        with torch.no_grad():
+            self.cos.mul_(0.5)
+        return y
+
+
+@alike(lambda c: (c(), T(2, H, S, D)), lambda: (T(2, H, 4, D),), lambda: (T(2, H, 17, D),))
+class NwRemade(nn.Module):
+    """The tables are made anew for another length, in what the rotation calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.make(S)
+
+    def make(self, n):
+        f = torch.outer(torch.arange(n).float(), 1 / 10 ** torch.arange(0, 1, 2 / D)).repeat_interleave(2, -1)
+        self.register_buffer("cos", f.cos())
+        self.register_buffer("sin", f.sin() * n)
+
+    def other(self, x):
+        if self.cos.shape[0] != x.shape[-2]:
+            self.make(x.shape[-2])
+            self.to(x.dtype)
+        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+
+    def forward(self, x):
+        turned = self.other(x)
+        return x * self.cos + turned * self.sin
+
+
+@alike(lambda c: (c(), T(2, H, S, D)))
+class NwLearns(nn.Module):
+    """The tables learn."""
+
+    def __init__(self):
+        super().__init__()
+        self.cos, self.sin = nn.Parameter(torch.randn(S, D)), nn.Parameter(torch.randn(S, D))
+
+    def other(self, x):
+        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+
+    def forward(self, x):
+        return x * self.cos + self.other(x) * self.sin
+
+
+@alike(lambda c: (c(), T(2, 4, 4, D)), lambda: (T(2, 8, 4, D),), lambda: (T(2, 4, 1, D),))
+class NwOfPlaces(nn.Module):
+    """The tables are of heads, of which there are as many as places."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cos", torch.randn(4, 1, D))
+        self.register_buffer("sin", torch.randn(4, 1, D))
+
+    def other(self, x):
+        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+
+    def forward(self, x):
+        return x * self.cos + self.other(x) * self.sin
 '''

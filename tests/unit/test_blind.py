@@ -179,7 +179,6 @@ LEFT = {
     "XiImage": "scores seen in five dimensions, of a bias that queries make: its softmax is served",
     "XiCosine": "each head's scores have a scale of their own, and five dimensions: its softmax is served",
     "XiConformer": "scores that learn a bias, masked again after the softmax, in a method of its own: that is served",
-    "XiGrid": "tables of its own, of which only their numbers say that both of a pair are the same",
     "TenPacked": "a score may be less than the number that hides, -1e4: its softmax is served",
 }
 # the ninth set at first, before anything was mended for it: 23 of 27 right modules were served, and none of 28
@@ -351,4 +350,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 532 and len(alike) == 545 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 532 and len(alike) == 549 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

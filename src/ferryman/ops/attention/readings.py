@@ -76,7 +76,7 @@ def _of_turns(
         own = tuple(layout for layout in layouts if layout is not None)
         fits = functools.partial(_fits, block, inner, own)
         fitting = [(places, False) for places in orders if len(own) == 3 and fits(places, False)]
-        if not fitting and block.inputs > 3 and len(own) == 3:
+        if not fitting and block.inputs > 3 and len(own) == 3 and inner is not ONE_BATCH:
             fitting = [(places, True) for places in orders if fits(places, True)]
         for mask, (places, alone) in itertools.product(masks, fitting):
             for heads in _heads(block, inner, own):
@@ -141,7 +141,11 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
             continue
         given, wanted = _sample(inner, own, tuple(places), mask, heads, group, alone)
         if block.shape(tuple(x.detach() for x in given)) in wanted:
-            return True
+            if not alone:
+                return True
+            # a mask of heads, where the code takes that, is of another part
+            of_heads = [x.expand(heads * group, -1, -1) if i == places[-1] else x for i, x in enumerate(given)]
+            return block.shape(tuple(of_heads)) not in wanted
     return False
 
 

@@ -315,7 +315,7 @@ class Search(Proving):
                 given.append(ast.Name(statement.names[leaf], ast.Load()))
             elif leaf in occurs:
                 given.append(occurs[leaf])
-            elif self.turning and (leaf.kind == "self" or leaf.fact()) and recurrent.still_read(leaf, self.tree):
+            elif (leaf.kind == "self" or (self.turning and leaf.fact())) and recurrent.still_read(leaf, self.tree):
                 given.append(copied(leaf.tree))
             else:
                 first, name = next(((s.index, s.binds[leaf]) for s in before if leaf in s.binds), (-1, ""))

@@ -212,7 +212,7 @@ def _turned_by(root: Node, turned: Node, known: Callable[[Node], bool]) -> froze
             return node in cut or (bool(node.children) and all(map(add, node.children)))
         if isinstance(node.tree, _SPELLED):
             return all(map(add, node.children))
-        if node.kind == "self" or not known(node):
+        if not (_holds(node) or (node.kind != "self" and known(node))):
             return False
         cut.add(node)
         return True
