@@ -96,8 +96,8 @@ def _of_turns(
                     mean = mask in _MASK_MEANINGS and blind()
                     only = 1 if inner is not of_keys else 0
                     given = (places, inner, own, outer, group, mask, causal, scale, softcap, one)
-                    more = {"mean": mean, "sinks": sinks_of(block), "total": _total(block), "alone": alone}
-                    yield Reading(*given, heads=only, **more)
+                    logits = sinks_of(block), _total(block)
+                    yield Reading(*given, heads=only, mean=mean, sinks=logits[0], total=logits[1], alone=alone)
                     some = True
                     break
 

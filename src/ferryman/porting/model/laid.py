@@ -4,8 +4,8 @@ An op of rows gives a contiguous result. Code that is written out is element-wis
 functions keep the order of an input's dimensions: what follows may view the result, or ask how it lies. Of a module
 whose code does so the op is called with views that have their dimensions in order, and its result is turned back.
 
-Nor may an op's backward need what the code around may write over, where the module's own backward does not: such a result
-is given as a copy.
+Nor may an op's backward need what the code around may write over, where the module's own backward does not: such a
+result is given as a copy.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def _ends(node: Node, path: frozenset[Node], cut: frozenset[Node], known: Callab
     spelled = isinstance(node.tree, ast.Slice | ast.Tuple | ast.List | ast.Starred)
     flows = any(n.kind == "leaf" for n in below) or any(isinstance(n.value, Tensor) for n in below)
     computed = node.counts() and (isinstance(node.tree, ast.BinOp) or node.label in ("max", "min"))
-    if not computed and not path & set(below) and not spelled and flows and (known(node) or isinstance(node.tree, ast.Name)):
+    readable = known(node) or isinstance(node.tree, ast.Name)
+    if not computed and not path & set(below) and not spelled and flows and readable:
         return {node}
     if node.kind == "leaf" or node.write is not None or node.carried:
         return None

@@ -109,8 +109,8 @@ def _searched(
     where that has a part of two products, or a loop that carries a state."""
     scan = Scan(inner, before, own, module, type(module))
     settings: dict[str, bool] = {}
-    asks = functools.partial(_is_setting, scan), [], settings, lambda e: scan.path(e) is None
-    write = written.Writing(inner, own, source.methods(type(module)), *asks)
+    plain, own_methods = functools.partial(_is_setting, scan), source.methods(type(module))
+    write = written.Writing(inner, own, own_methods, plain, settings=settings, is_none=lambda e: scan.path(e) is None)
     apart = sunk.sunk(before, write, settings)
     if apart is not None and (_multiplies_twice(apart) or _loops(before)):
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh, free=free)

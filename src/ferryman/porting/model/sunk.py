@@ -1,7 +1,7 @@
 """What stands around an ``if`` that asks whether an argument, or a local, is None, written into both of its sides, so
 that each is a block in which values flow to the result. An ``if`` that asks for the truth of an argument is settled for
-calls that leave that out (`flags`). Of a local that is a setting of the module's, the side that is not taken today stays
-as it is."""
+calls that leave that out (`flags`). Of a local that is a setting of the module's, the side that is not taken today
+stays as it is."""
 
 from __future__ import annotations
 
