@@ -169,7 +169,6 @@ LEFT = {
     "ElPadded": "rows that count are chosen by a mask, so that their number is known in a call alone",
     "ElHeads": "a loop that takes one group of several, and adds what is scaled in it",
     "TenFive": "a method that calls a child is given the scores' device: its softmax is served",
-    "TenSwin": "a mask of windows in a view of five dimensions, which no drawn mask has: its softmax is served",
     "OthSortedExperts": "whether any expert has a token is asked, which none with tokens shows: its product is served",
     "OthShift": "each row's loss, of which the op gives a mean: its cap is served",
     "TwOss": "heads in groups, of no batch, in an order that no layout has: its softmax is served",
