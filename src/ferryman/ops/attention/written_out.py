@@ -42,7 +42,7 @@ def layers(block: Block) -> Iterator[Layer]:
     sides = {side: side for shape in sinks for side in shape}
     # of as many keys as queries alone, where other numbers are refused or give something else
     both = [r for r in (reading, flat) if r is not None]
-    if takes_narrow(block, reading):
+    if not reading.softcap and takes_narrow(block, reading):  # a cap is measured with equal widths
         yield from _of(block, [replace(r, narrow=True) for r in both], sides)
     yield from _of(block, both, sides)
 
