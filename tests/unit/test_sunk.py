@@ -33,7 +33,12 @@ def test_both_sides_have_what_stands_around() -> None:
 
 def test_what_asks_for_a_local_stays() -> None:
     assert sunk(_tree("def f(self, x):\n y = g(x)\n if y is None:\n  y = x\n return y\n")) is None
-    assert sunk(_tree("def f(self, x, m):\n m = g(m)\n if m is None:\n  x = x + 1\n return x\n")) is None
+    assert sunk(_tree("def f(self, x):\n m = g(x)\n m = g(m)\n if m is None:\n  x = x + 1\n return x\n")) is None
+
+
+def test_an_argument_that_is_put_anew_is_asked_after_that() -> None:
+    apart = sunk(_tree("def f(self, x, m):\n m = g(m)\n if m is None:\n  x = x + 1\n return x\n"))
+    assert apart is not None and isinstance(apart.body[0], ast.Assign) and isinstance(apart.body[1], ast.If)
 
 
 _CODE = """

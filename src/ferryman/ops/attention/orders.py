@@ -80,7 +80,8 @@ class Reading:
     ``inner`` has the order. group: query heads for a key head, 0: any; one: a single key head serves all, too. shared:
     the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any. mean: a row that sees nothing is the mean of
     the values, and not NaN. sinks: an expression of a logit for each query head, of which there are ``total`` then.
-    added: what is hidden has -inf added, so that a row of NaN stays one."""
+    added: what is hidden has -inf added, so that a row of NaN stays one. alone: the mask is (Sq, Sk) alone.
+    narrow: values may be narrower than keys."""
 
     places: tuple[int, ...]
     inner: Layout
@@ -99,6 +100,8 @@ class Reading:
     sinks: str = ""
     total: int = 0
     added: bool = False
+    alone: bool = False
+    narrow: bool = False
 
     @property
     def single(self) -> bool:
@@ -147,8 +150,9 @@ def inputs_of(
     def normal(*shape: int) -> Tensor:
         return size * torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    sides = [(heads * group, queries), (heads, keys), (heads, keys)]
-    qkv = [normal(batch, *side, width) for side in sides]
+    less = width - (3 if reading.narrow and seed % 2 == 0 else 0)
+    sides = [(heads * group, queries, width), (heads, keys, width), (heads, keys, less)]
+    qkv = [normal(batch, *side) for side in sides]
     far = size == max(known[-1] for known in SIZES)
     if far:  # what two queries see of the first key is less than many a number that hides the rest
         qkv[0][:, :, :2] = -qkv[1][:, :, :1].repeat_interleave(group, 1)
@@ -164,6 +168,12 @@ def inputs_of(
     return given
 
 
+def mask_shape(reading: Reading, batch: int, heads: int, queries: int, keys: int) -> tuple[int, ...]:
+    if reading.alone:
+        return queries, keys
+    return (batch * heads, queries, keys) if reading.inner is ONE_BATCH else (batch, 1, queries, keys)
+
+
 def _mask(
     reading: Reading,
     batch: int,
@@ -177,8 +187,8 @@ def _mask(
 ) -> Tensor:
     """One in whose rows some key is seen, but for the first row of each sequence where it is ``blind``; ``alone``: of
     all sequences, where the code takes one; ``far``: the second row sees the first key alone."""
-    shape: tuple[int, ...] = (batch * heads, queries, keys) if reading.inner is ONE_BATCH else (batch, 1, queries, keys)
-    if reading.shared and alone:
+    shape = mask_shape(reading, batch, heads, queries, keys)
+    if reading.shared and alone and not reading.alone:
         # of each head or of all, where the code takes both
         shape = (heads, queries, keys) if reading.inner is not ONE_BATCH and queries == 4 else (queries, keys)
     seen = torch.rand(shape, generator=draw) < 0.6

@@ -22,6 +22,7 @@ from ferryman.ops.attention.orders import (
     Layout,
     Reading,
     inputs_of,
+    mask_shape,
 )
 from ferryman.ops.recognition import Block
 
@@ -73,12 +74,15 @@ def _of_turns(
         bases = (inner, of_keys, of_keys)
         layouts = [layout.turned() if turn else layout for layout, turn in zip(bases, turns, strict=True)]
         own = tuple(layout for layout in layouts if layout is not None)
-        fitting = [places for places in orders if len(own) == 3 and _fits(block, inner, own, places)]
-        for mask, places in itertools.product(masks, fitting):
+        fits = functools.partial(_fits, block, inner, own)
+        fitting = [(places, False) for places in orders if len(own) == 3 and fits(places, False)]
+        if not fitting and block.inputs > 3 and len(own) == 3 and inner is not ONE_BATCH:
+            fitting = [(places, True) for places in orders if fits(places, True)]
+        for mask, (places, alone) in itertools.product(masks, fitting):
             for heads in _heads(block, inner, own):
-                probed = functools.partial(_probed, block, inner, own, mask, places, heads=heads)
-                few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
-                groups = [g for g in few if probed(g)] or [g for g in more if probed(g)][:1]
+                probed = functools.partial(_probed, block, inner, own, mask, places, heads=heads, alone=alone)
+                few, rest = _GROUPS if inner.heads >= 0 else ((1,), ())
+                groups = [g for g in few if probed(g)] or [g for g in rest if probed(g)][:1]
                 if groups:
                     outer, scale, softcap, causal = probed(groups[0]) or (inner, None, 0.0, False)
                     group = 0 if len(groups) > 1 else groups[0]
@@ -88,10 +92,12 @@ def _of_turns(
                         and inner is of_keys is not ONE_BATCH
                         and probed(2, heads=1) is not None
                     )
-                    mean = mask in _MASK_MEANINGS and _blind(block, inner, own, mask, places, groups[0], heads)
+                    blind = functools.partial(_blind, block, inner, own, mask, places, groups[0], heads, alone)
+                    mean = mask in _MASK_MEANINGS and blind()
                     only = 1 if inner is not of_keys else 0
                     given = (places, inner, own, outer, group, mask, causal, scale, softcap, one)
-                    yield Reading(*given, heads=only, mean=mean, sinks=sinks_of(block), total=_total(block))
+                    logits = sinks_of(block), _total(block)
+                    yield Reading(*given, heads=only, mean=mean, sinks=logits[0], total=logits[1], alone=alone)
                     some = True
                     break
 
@@ -121,8 +127,9 @@ def _able(block: Block, heads: int, group: int, single: bool) -> int:
     return heads if heads * group == total else 0
 
 
-def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence[int]) -> bool:
-    """Whether the code takes inputs of such shapes at all, and gives one of attention: most orders end here."""
+def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence[int], alone: bool) -> bool:
+    """Whether the code takes inputs of such shapes at all, and gives one of attention: most orders end here. alone:
+    with a mask of rows and keys."""
     few, more = _GROUPS if inner.heads >= 0 else ((1,), ())
     kinds = ("keep", "bias", SIZED) if len(places) > 3 else ("",)
     assert block.shape is not None
@@ -132,18 +139,30 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
         heads = _able(block, heads, group, inner.heads >= 0 > own[1].heads)
         if not heads:
             continue
-        given, wanted = _sample(inner, own, tuple(places), mask, heads, group)
+        given, wanted = _sample(inner, own, tuple(places), mask, heads, group, alone)
         if block.shape(tuple(x.detach() for x in given)) in wanted:
-            return True
+            if not alone:
+                return True
+            # a mask of heads, where the code takes that, is of another part
+            of_heads = [x.expand(heads * group, -1, -1) if i == places[-1] else x for i, x in enumerate(given)]
+            return block.shape(tuple(of_heads)) not in wanted
     return False
+
+
+def takes_narrow(block: Block, reading: Reading) -> bool:
+    """Whether the code takes values that are narrower than keys, and gives a result as narrow."""
+    assert block.shape is not None
+    heads, group = reading.of_total(reading.heads or 2, reading.group or 1)
+    given = inputs_of(replace(reading, narrow=True), 2, heads, group, 5, 5, 12, 0, 1.0)
+    return block.shape(tuple(given)) == reading.outer.of(torch.empty(2, heads * group, 5, 9)).shape
 
 
 @functools.lru_cache(4096)
 def _sample(
-    inner: Layout, own: tuple[Layout, ...], places: tuple[int, ...], mask: str, heads: int, group: int
+    inner: Layout, own: tuple[Layout, ...], places: tuple[int, ...], mask: str, heads: int, group: int, alone: bool
 ) -> tuple[list[Tensor], list[torch.Size]]:
     """(inputs, shapes that attention of them may have)."""
-    reading = Reading(places, inner, own, inner, group, mask, False, None, 0.0)
+    reading = Reading(places, inner, own, inner, group, mask, False, None, 0.0, alone=alone)
     q = torch.empty(2, heads * group, 5, 12)
     return inputs_of(reading, 2, heads, group, 5, 5, 12, 0, 1.0), [o.of(q).shape for o in _outer(inner, own)]
 
@@ -178,9 +197,10 @@ def _probed(
     places: Sequence[int],
     group: int,
     heads: int = 2,
+    alone: bool = False,
 ) -> tuple[Layout, float | None, float, bool] | None:
     """(the result's order, scale, soft cap, causal), or None where this is no attention of such inputs."""
-    run = functools.partial(_probabilities, block, inner, own, mask, places, group, heads)
+    run = functools.partial(_probabilities, block, inner, own, mask, places, group, heads, alone)
     near = run(8, 0.5)
     if near is None:
         return None
@@ -209,10 +229,17 @@ def _probed(
 
 
 def _blind(
-    block: Block, inner: Layout, own: tuple[Layout, ...], mask: str, places: Sequence[int], group: int, heads: int
+    block: Block,
+    inner: Layout,
+    own: tuple[Layout, ...],
+    mask: str,
+    places: Sequence[int],
+    group: int,
+    heads: int,
+    alone: bool,
 ) -> bool:
     """Whether a row that sees nothing is the mean of the values, as where scores are a number that is finite."""
-    known = _probabilities(block, inner, own, mask, places, group, heads, 8, 0.5, blind=True)
+    known = _probabilities(block, inner, own, mask, places, group, heads, alone, 8, 0.5, blind=True)
     return known is not None and bool(((known[1][..., 0, :] - 1 / 8).abs() < 1e-9).all())
 
 
@@ -224,6 +251,7 @@ def _probabilities(
     places: Sequence[int],
     group: int,
     heads: int,
+    alone: bool,
     width: int,
     size: float,
     blind: bool = False,
@@ -241,7 +269,8 @@ def _probabilities(
     if mask == SIZED:
         inputs.append(torch.randn(batch, rows, 2 * width - 9, generator=draw, dtype=torch.float64))
     elif mask:
-        shape = (batch * heads * group, rows, rows) if inner is ONE_BATCH else (batch, 1, rows, rows)
+        reading = Reading((), inner, own, inner, group, mask, False, None, 0.0, alone=alone)
+        shape = mask_shape(reading, batch, heads * group, rows, rows)
         inputs.append(_probe(mask, shape, blind))
     given = [torch.empty(0)] * len(inputs)
     for place, x in zip(places, inputs, strict=True):

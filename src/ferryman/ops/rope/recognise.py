@@ -141,37 +141,38 @@ def _helpers() -> Iterator[Helper]:
                         part = "" if whole else f"a{count}.shape[-1]{' * 2' if kind == 'half' else ''}"
                         yield Helper("rope", rope, count + 2, draw, guard, strict, never=_NEVER, turned=part)
                         if kind == "half" and interleaved and not turned:
-                            yield _joined(names, count, rope, draw, layout, place, whole)
-                            yield _paired(names, count, rope, draw, layout, place, whole)
+                            for one in _IN_ONE:
+                                yield _in_one(one, names, count, rope, draw, layout, place, whole)
 
 
-def _joined(names: list[str], count: int, rope: str, draw: Any, layout: _Layout, place: _Place, whole: bool) -> Helper:
-    """Of complex angles, cosine and sine in one."""
+# Cosine and sine in one: expressions of both, what it must be, the axis of its width, how the heads' dtype may be
+_IN_ONE = {
+    "complex": (("{a}.real", "{a}.imag"), "{a}.dtype is torch.complex64", -1, "a0.dtype is torch.float32"),
+    "pairs": (
+        ("{a}[..., 0]", "{a}[..., 1]"),
+        "{a}.shape[-1] == 2 and {a}.is_floating_point() and {a}.dtype.itemsize < 8",
+        -2,
+        "a0.dtype is {a}.dtype",
+    ),
+}
+
+
+def _in_one(
+    kind: str, names: list[str], count: int, rope: str, draw: Any, layout: _Layout, place: _Place, whole: bool
+) -> Helper:
+    """Of complex angles, or of a table with each cosine beside its sine."""
     angle = names[count]
-    given = [f"{place.into.format(c=f'{angle}.{part}')}.repeat_interleave(2, -1)" for part in ("real", "imag")]
-    spelled = _expression(names[:count], layout, given, True)
-    width = f"{angle}.shape[-1] * 2 {'==' if whole else '<'} a0.shape[-1]"
-    parts = [f"a0.dim() == {layout.dims}", f"{angle}.dtype is torch.complex64", *place.guard(angle, layout), width]
-    parts += ["a0.dtype.itemsize < 8", f"not {angle}.requires_grad"]
-    parts += ["a0.dtype is a1.dtype", _as_many(layout)] if count == 2 else []
-    guard = " and ".join(parts)
-    return Helper("rope", spelled, count + 1, draw, guard, "a0.dtype is torch.float32", "complex", rope, _NEVER)
-
-
-def _paired(names: list[str], count: int, rope: str, draw: Any, layout: _Layout, place: _Place, whole: bool) -> Helper:
-    """Of a table with each cosine beside its sine."""
-    angle = names[count]
-    if layout.back != "{x}":  # the function's own result lies as its input does
+    both, is_one, axis, strict = _IN_ONE[kind]
+    if kind == "pairs" and layout.back != "{x}":  # the function's own result lies as its input does
         layout = replace(layout, back=f"{layout.back}.contiguous()")
-    given = [f"{place.into.format(c=f'{angle}[..., {i}]')}.repeat_interleave(2, -1)" for i in (0, 1)]
-    spelled = _expression(names[:count], layout, given, True)
+    given = [f"{place.into.format(c=text.format(a=angle))}.repeat_interleave(2, -1)" for text in both]
     _, *sides = place.guard(angle, layout)
-    width = f"{angle}.shape[-2] * 2 {'==' if whole else '<'} a0.shape[-1]"
-    parts = [f"a0.dim() == {layout.dims}", f"{angle}.dim() == {len(place.lead) + 2} and {angle}.shape[-1] == 2"]
-    parts += [*sides, width, f"{angle}.is_floating_point()", f"{angle}.dtype.itemsize < 8", "a0.dtype.itemsize < 8"]
-    parts += [f"not {angle}.requires_grad", *(["a0.dtype is a1.dtype", _as_many(layout)] if count == 2 else [])]
-    strict = f"a0.dtype is {angle}.dtype"
-    return Helper("rope", spelled, count + 1, draw, " and ".join(parts), strict, "pairs", rope, _NEVER)
+    width = f"{angle}.shape[{axis}] * 2 {'==' if whole else '<'} a0.shape[-1]"
+    parts = [f"a0.dim() == {layout.dims} and {angle}.dim() == {len(place.lead) - axis}", is_one.format(a=angle)]
+    parts += [*sides, width, f"a0.dtype.itemsize < 8 and not {angle}.requires_grad"]
+    parts += ["a0.dtype is a1.dtype", _as_many(layout)] if count == 2 else []
+    spelled, guard = _expression(names[:count], layout, given, True), " and ".join(parts)
+    return Helper("rope", spelled, count + 1, draw, guard, strict.format(a=angle), kind, rope, _NEVER)
 
 
 def _as_many(layout: _Layout) -> str:

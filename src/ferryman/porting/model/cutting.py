@@ -316,7 +316,7 @@ class Search(Proving):
                 given.append(ast.Name(statement.names[leaf], ast.Load()))
             elif leaf in occurs:
                 given.append(occurs[leaf])
-            elif self.turning and (leaf.kind == "self" or leaf.fact()) and recurrent.still_read(leaf, self.tree):
+            elif (leaf.kind == "self" or (self.turning and leaf.fact())) and recurrent.still_read(leaf, self.tree):
                 given.append(copied(leaf.tree))
             else:
                 first, name = next(((s.index, s.binds[leaf]) for s in before if leaf in s.binds), (-1, ""))
@@ -386,6 +386,9 @@ class Search(Proving):
                 outside = name in outer
                 looped = repeated and any(name in read(s) for s in fresh[:index] if s is not None)
                 mine = (changed, read(changed).count(name) == 1) if name in past else (None, False)
+                if outside and all(node.kind == "self" or node.fact() for node in inner):
+                    sized.add(index)
+                    continue
                 if outside or looped or name in closures:
                     return None
                 if reads_next(name, fresh[index + 1 :], *mine):

@@ -21,7 +21,7 @@ from ferryman.porting.model import child_calls, effects, filling, loops, recurre
 from ferryman.porting.model.child_calls import given_by, is_own, is_super, text_of
 from ferryman.porting.model.nodes import Node, Statement
 from ferryman.porting.model.source import MISSING
-from ferryman.porting.model.statements import default_of
+from ferryman.porting.model.statements import default_of, stored
 from ferryman.porting.model.trace import bound, trusted
 from ferryman.porting.model.trees import children, swap
 
@@ -86,7 +86,7 @@ class Scan:
             inside = [n for n in ast.walk(statement) if isinstance(n, ast.AST)]
             if not simple or any(self._over(n) or isinstance(n, ast.NamedExpr | ast.Await) for n in inside):
                 if not isinstance(statement, ast.FunctionDef | ast.Pass | ast.Assert):
-                    self.env, self.known = {}, {}
+                    self.env, self.known = self._numbers(statement), {}
                 continue
             assert isinstance(value, ast.expr)
             self.occurring = []
@@ -101,6 +101,14 @@ class Scan:
             if written and isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in written:
                 self.env[ast.unparse(statement.targets[0])] = here.alone(node)
             yield here
+
+    def _numbers(self, statement: ast.stmt) -> dict[str, Node]:
+        """Locals that still have numbers of sizes after a choice, of which nothing else is known."""
+        if not isinstance(statement, ast.If):
+            return {}
+        kept = self.env.keys() - {*stored(statement)}
+        numbers = (name for name, n in self.env.items() if name in kept and n.one_number())
+        return {name: Node("leaf", ast.Name(name, ast.Load()), number=True) for name in numbers}
 
     def _over(self, n: ast.AST) -> bool:
         return spelling.in_place(n) and not filling.on_fresh(self, n)

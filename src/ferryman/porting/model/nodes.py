@@ -28,6 +28,7 @@ class Node:
     written: bool = False  # a tensor that is written into later, or was
     carried: tuple[str, ...] = ()  # names that a loop has values of from before it: those of its first children
     beside: bool = False  # a tensor of which only the kind is read, for what is made as it is
+    number: bool = False  # a local that has a number that was computed of sizes, of which no more is known
 
     @functools.cached_property
     def wide(self) -> bool:
@@ -56,6 +57,8 @@ class Node:
 
     def counts(self) -> bool:
         """Whether it is a size of a tensor, a number that is computed of such, or a tuple of these."""
+        if self.number:
+            return True
         if self.kind in ("constant", "self"):
             return isinstance(getattr(self.tree, "value", None) if self.kind == "constant" else self.value, int)
         tree, sizes = self.tree, [child.counts() for child in self.children[:1]]
@@ -64,10 +67,23 @@ class Node:
         if isinstance(tree, ast.Attribute):
             return tree.attr in ("shape", "ndim")
         if isinstance(tree, ast.Call):
-            return self.label in ("size", "dim", "len", "numel")
+            bounded = self.label in ("max", "min") and all(child.counts() for child in self.children)
+            return bounded or self.label in ("size", "dim", "len", "numel")
         if isinstance(tree, ast.BinOp | ast.UnaryOp):
             return all(sizes) and all(child.counts() for child in self.children)
         return isinstance(tree, ast.Subscript) and all(sizes)
+
+    def one_number(self) -> bool:
+        """Whether it is one size of a tensor, or one number that is computed of such."""
+        tree = self.tree
+        if self.kind != "op" or not self.counts():
+            return self.number
+        if isinstance(tree, ast.BinOp):
+            return all(n.one_number() or n.kind == "constant" for n in self.children)
+        if isinstance(tree, ast.Subscript):
+            at = tree.slice.operand if isinstance(tree.slice, ast.UnaryOp) else tree.slice
+            return isinstance(at, ast.Constant) and type(at.value) is int
+        return self.label == "size" and len(self.children) == 2
 
     def of_ours(self) -> bool:
         """Whether it is computed of the module's tensors and settings alone, such as a weight that is scaled."""
@@ -81,6 +97,10 @@ class Node:
             return True
         named = isinstance(self.tree, ast.Attribute) and self.tree.attr in ("dtype", "device")
         return self.counts() or (self.kind == "op" and self.write is None and named)
+
+    def asked_for(self) -> bool:
+        """Whether it is a fact of which nothing but its own value says what it is."""
+        return self.fact() and not self.beside and not self.number
 
     def said(self) -> str:
         """A fact that is no number of a tensor's, as an expression of ``ferryman_a0``."""

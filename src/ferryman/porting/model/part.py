@@ -82,7 +82,8 @@ class Part:
         known |= {**child_calls.TESTS, **serving.LEFT_MEANING}
         known |= {"ops": ops, "torch": torch, "nn": nn, "ferryman_plain": serving.PLAIN, "ferryman_same": source.same}
         known |= {"ferryman_like": serving.like}
-        known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__, laid.NAME: laid.laid}
+        known |= {"ferryman_holds": scalars.holds, "ferryman_file": home.__globals__}
+        known |= {laid.NAME: laid.laid, laid.APART: laid.apart}
         known |= {name: plain_function(home, tree) for name, tree in self.masks}
         known |= {"ferryman_within": steady.within, "ferryman_readable": steady.readable}
         known |= {"ferryman_refused": ArgumentError, "ferryman_original": original}

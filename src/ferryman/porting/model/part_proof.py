@@ -92,7 +92,7 @@ class Proving:
         values = tuple(n for n in leaves if not n.fact())
         # another value of an argument leaves all of a part to the code: what is served without it would be lost
         below = root.inside(frozenset(leaves))
-        if any(n.kind == "leaf" and n.fact() and not n.beside for n in leaves) and not part_losses.is_any(below):
+        if any(n.kind == "leaf" and n.asked_for() for n in leaves) and not part_losses.is_any(below):
             return None
         turns = recurrent.readings(root, leaves)
         twice = products(below) == 2 and turns is None

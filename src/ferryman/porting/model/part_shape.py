@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -95,6 +96,26 @@ def of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None:
 def closest(root: Node, known: Callable[[Node], bool], ours: bool = False) -> frozenset[Node] | None:
     """The values next to two products that a node is computed of, and the numbers that are sizes of others; None where
     it has no two, or too many values. ours: also those of the module's tensors alone, such as a bias of positions."""
+    found = _closest(root, known, ours)
+    return _closest(root, known, ours) if found is None and _kinds_alone(root) else found
+
+
+def _kinds_alone(root: Node) -> bool:
+    """Make arguments of which only the dtype and the device are read, by `type_as`, what is like them, and no value;
+    whether there are any."""
+    inside = root.inside(frozenset())
+    changed = False
+    for node in inside:
+        other = node.children[1] if node.label == "type_as" and len(node.children) == 2 else None
+        if other is None or other.kind != "leaf" or other.beside or not isinstance(node.slots[1], ast.Name):
+            continue
+        if all(n.counts() or (n is node and n.children[0] is not other) for n in inside if other in n.children):
+            node.children = (node.children[0], replace(other, beside=True))
+            changed = True
+    return changed
+
+
+def _closest(root: Node, known: Callable[[Node], bool], ours: bool) -> frozenset[Node] | None:
     inside = root.inside(frozenset())
     first = next((n for n in inside if n.kind == "op" and products([n])), None)
     if first is None:
@@ -103,7 +124,9 @@ def closest(root: Node, known: Callable[[Node], bool], ours: bool = False) -> fr
     counts: list[Node] = []
 
     def add(node: Node, whole: bool) -> bool:
-        counts.extend([node] if node.counts() else [])
+        counts.extend([node] if node.counts() or node.beside else [])
+        if node.beside:
+            return True
         below = node.inside(frozenset())
         own = ours and node.kind == "op" and whole and known(node) and any(isinstance(n.value, Tensor) for n in below)
         if node.counts() or not (own or any(n.kind == "leaf" for n in below)):
@@ -121,6 +144,7 @@ def closest(root: Node, known: Callable[[Node], bool], ours: bool = False) -> fr
     for node in counts:
         below = node.inside(values)
         if any(n.kind == "leaf" for n in below):
+            cut |= {n for n in below if n.beside}
             cut |= {n for n in below if n.counts() and known(n) and any(m.kind == "leaf" for m in n.inside(values))}
     inside = root.inside(frozenset(cut))
     whole = products(inside) == 2 and all(n.kind != "leaf" for n in inside)
@@ -188,7 +212,7 @@ def _turned_by(root: Node, turned: Node, known: Callable[[Node], bool]) -> froze
             return node in cut or (bool(node.children) and all(map(add, node.children)))
         if isinstance(node.tree, _SPELLED):
             return all(map(add, node.children))
-        if node.kind == "self" or not known(node):
+        if not (_holds(node) or (node.kind != "self" and known(node))):
             return False
         cut.add(node)
         return True

@@ -61,7 +61,9 @@ def _ends(node: Node, path: frozenset[Node], cut: frozenset[Node], known: Callab
     below = node.inside(frozenset())
     spelled = isinstance(node.tree, ast.Slice | ast.Tuple | ast.List | ast.Starred)
     flows = any(n.kind == "leaf" for n in below) or any(isinstance(n.value, Tensor) for n in below)
-    if not path & set(below) and not spelled and flows and (known(node) or isinstance(node.tree, ast.Name)):
+    computed = node.counts() and (isinstance(node.tree, ast.BinOp) or node.label in ("max", "min"))
+    readable = known(node) or isinstance(node.tree, ast.Name)
+    if not computed and not path & set(below) and not spelled and flows and readable:
         return {node}
     if node.kind == "leaf" or node.write is not None or node.carried:
         return None
@@ -112,7 +114,7 @@ def _shown(proving: Any, root: Node, leaves: tuple[Node, ...], steps: Steps, kin
     pair = [n for n in values if n in below]
     if len(pair) != 2:
         return None
-    numbers = _numbers(proving, steps)
+    numbers = _numbers(proving, steps, pair)
     if not _hides(steps, numbers, kind):
         return None
     runs = step_runs.Runs(proving, root, leaves)
@@ -139,14 +141,21 @@ def _shown(proving: Any, root: Node, leaves: tuple[Node, ...], steps: Steps, kin
     return _part(proving, root, leaves, part, one, (tree, given, own), query, mask, gradient, half, dims)
 
 
-def _numbers(proving: Any, steps: Steps) -> list[tuple[float, ...]]:
-    """What each step writes, in several dtypes."""
+def _numbers(proving: Any, steps: Steps, pair: list[Node]) -> list[tuple[float, ...]]:
+    """What each step writes, in several dtypes. pair: queries and keys, whose dtype is the scores'."""
     known = []
     for value in (s.value for s in steps.steps if s.value is not None):
-        spelling = Spelling(dict.fromkeys(steps.path, "ferryman_like"))
+        path = steps.path | {n for n in pair if _reads_dtype(value, n)}
+        spelling = Spelling(dict.fromkeys(path, "ferryman_like"))
         spelled = spelling(value)
-        known.append(step_runs.number_of(proving, value, steps.path, spelled, spelling.own))
+        known.append(step_runs.number_of(proving, value, path, spelled, spelling.own))
     return known
+
+
+def _reads_dtype(value: Node, of: Node) -> bool:
+    """Whether a value reads no more than the dtype of another."""
+    readers = [n.tree for n in value.inside(frozenset((of,))) if of in n.children]
+    return value is not of and all(isinstance(e, ast.Attribute) and e.attr == "dtype" for e in readers)
 
 
 def _hides(steps: Steps, numbers: list[tuple[float, ...]], kind: str) -> bool:

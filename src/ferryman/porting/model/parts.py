@@ -31,6 +31,7 @@ from ferryman.porting.model.leaf import names_reached
 from ferryman.porting.model.part import INNER, NONE, Part, Parted, Relied
 from ferryman.porting.model.part_shape import PRODUCTS
 from ferryman.porting.model.recognise import Role
+from ferryman.porting.model.statements import asks_for_locals
 from ferryman.porting.model.trace import meant
 from ferryman.porting.model.trees import copied
 from ferryman.porting.model.uses import served
@@ -67,7 +68,7 @@ def of_module(
         inner = source.innermost(methods[name])
         tree = source.parsed(inner)
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)] if tree is not None else []
-        if tree is None or not arguments or _asks_for_locals(tree):
+        if tree is None or not arguments or asks_for_locals(tree):
             continue
         before, _ = unrolled.of_sequences(spelling.operators(tree, inner), arguments[0], inner, dict(sequences))
         places = {place for at, place in skipped if at == name}
@@ -107,8 +108,10 @@ def _searched(
     """A search, whether it has parts, and the functions that are written out in it: of both sides of an ``if`` first,
     where that has a part of two products, or a loop that carries a state."""
     scan = Scan(inner, before, own, module, type(module))
-    write = written.Writing(inner, own, source.methods(type(module)), functools.partial(_is_setting, scan))
-    apart = sunk.sunk(before, write)
+    settings: dict[str, bool] = {}
+    plain, own_methods = functools.partial(_is_setting, scan), source.methods(type(module))
+    write = written.Writing(inner, own, own_methods, plain, settings=settings, is_none=lambda e: scan.path(e) is None)
+    apart = sunk.sunk(before, write, settings)
     if apart is not None and (_multiplies_twice(apart) or _loops(before)):
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh, free=free)
         if search.run() and search.whole:
@@ -133,15 +136,6 @@ def _loops(tree: ast.AST) -> bool:
     return any(isinstance(e, ast.Call) and getattr(e.func, "id", "") == "range" for e in loops)
 
 
-def _asks_for_locals(tree: ast.AST) -> bool:
-    """Whether code may read locals that it does not name, of which a part keeps none."""
-    named = (n for n in ast.walk(tree) if isinstance(n, ast.Name))
-    asked = (n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and not n.args)
-    return any(n.id in ("locals", "eval", "exec") for n in named) or any(
-        isinstance(n, ast.Name) and n.id in ("vars", "dir") for n in asked
-    )
-
-
 def _fresh(module: nn.Module) -> frozenset[str]:
     """Children whose result nothing else has: those with a role, which no hook hears of."""
     return frozenset(
@@ -159,7 +153,7 @@ def of_function(
 ) -> tuple[ast.FunctionDef, tuple[Part, ...]] | None:
     """A plain function's tree with its parts."""
     key = function, frozenset(skipped)
-    if _asks_for_locals(tree):
+    if asks_for_locals(tree):
         return None
     if key not in _of_function:
         search = Search(function, None, None, tree=copied(tree), skipped=skipped)

@@ -269,13 +269,14 @@ def _counts(dims: list[int], candidate: Candidate) -> list[list[int]]:
 def _laid(
     run: Callable[..., Any], twin: dict[str, Any], names: Sequence[str], candidate: Candidate, inputs: tuple[str, ...]
 ) -> str:
-    """A candidate's expression, whose result lies as the module's own code's does (`laid`)."""
-    if candidate.rows or candidate.axis != -1:
-        return candidate.expression
+    """A candidate's expression, whose result lies as the module's own code's does, and may be written over where that
+    may (`laid`)."""
     width = twin["ferryman_cut"].get(candidate.width, candidate.width)
     tensors = [t.float() if t.is_floating_point() else t for t in tensors_of(twin, names, 5)]
-    kept = laid.keeps(lambda *given: run(*given, *tensors), width, len(inputs))
-    return laid.expression_of(candidate.op, candidate.expression, inputs) if kept else candidate.expression
+    own, expression = (lambda *given: run(*given, *tensors)), candidate.expression
+    if not candidate.rows and candidate.axis == -1 and laid.keeps(own, width, len(inputs)):
+        expression = laid.expression_of(candidate.op, expression, inputs)
+    return laid.apart_of(candidate.op, expression, own, width, len(inputs))
 
 
 def _alone(run: Callable[..., Any], twin: dict[str, Any], names: Sequence[str], candidate: Candidate) -> str:

@@ -30,6 +30,7 @@ from ferryman.porting.model import (
 )
 from ferryman.porting.model.part import NONE, Parted, Relied
 from ferryman.porting.model.serve import Serve
+from ferryman.porting.model.statements import asks_for_locals
 from ferryman.porting.model.trees import copied
 from ferryman.porting.model.uses import Conditions, Use, registries, served_calls
 
@@ -132,7 +133,7 @@ class ServedClass:
             function = own[name]
             inner = source.innermost(function)
             tree = source.parsed(inner)
-            if tree is None:
+            if tree is None or asks_for_locals(tree):
                 self.opaque.append(name)
                 continue
             arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
@@ -203,7 +204,7 @@ class ServedClass:
             self.helpers[function] = routine.replacement, routine.op, routine.gradient
         elif depth < _DEPTH and not hasattr(function, "__wrapped__"):
             tree = source.parsed(function)
-            if tree is not None:
+            if tree is not None and not asks_for_locals(tree):
                 before = len(self.uses)
                 serve = Serve(self, function, tree, False, depth + 1, conditions)
                 changed = serve.visit(copied(tree))

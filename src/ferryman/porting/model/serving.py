@@ -134,6 +134,7 @@ def known(
         "ferryman_little": little,
         "ferryman_holds": holds,
         laid.NAME: laid.laid,
+        laid.APART: laid.apart,
     }
     return names | ours | current | meaning(reads)
 

@@ -9,6 +9,15 @@ import types
 FRAMES = frozenset({"locals", "vars", "dir", "eval", "exec"})  # which may read any local by its name
 
 
+def asks_for_locals(tree: ast.AST) -> bool:
+    """Whether code may read locals that it does not name, of which a changed copy may have others."""
+    named = (n for n in ast.walk(tree) if isinstance(n, ast.Name))
+    asked = (n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and not n.args)
+    return any(n.id in ("locals", "eval", "exec") for n in named) or any(
+        isinstance(n, ast.Name) and n.id in ("vars", "dir") for n in asked
+    )
+
+
 def read(tree: ast.AST) -> list[str]:
     return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
 

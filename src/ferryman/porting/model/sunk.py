@@ -1,12 +1,14 @@
 """What stands around an ``if`` that asks whether an argument, or a local, is None, written into both of its sides, so
 that each is a block in which values flow to the result. An ``if`` that asks for the truth of an argument is settled for
-calls that leave that out (`flags`)."""
+calls that leave that out (`flags`). Of a local that is a setting of the module's, the side that is not taken today
+stays as it is."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ferryman.porting.model import flags
@@ -15,12 +17,18 @@ from ferryman.porting.model.trees import copied
 
 _MOST_SIDES, _MOST_STATEMENTS = 4, 300
 _LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break
+_SIDE = re.compile(r"(_ferryman\d+)+$")  # what a local has in a side of its own
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
-def sunk(tree: ast.FunctionDef, write: Callable[[ast.FunctionDef], Any] | None = None) -> ast.FunctionDef | None:
+def sunk(
+    tree: ast.FunctionDef,
+    write: Callable[[ast.FunctionDef], Any] | None = None,
+    settings: Mapping[str, bool] | None = None,
+) -> ast.FunctionDef | None:
     """A copy of a function's tree with its ``if`` so; None where it has no such, or too many. write: writes functions
-    out in a tree, and says which."""
+    out in a tree, and says which; settings: locals that are settings, and whether these are None today, which it may
+    add to."""
     arguments = {a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)}
     own = {
         a.arg
@@ -42,7 +50,8 @@ def sunk(tree: ast.FunctionDef, write: Callable[[ast.FunctionDef], Any] | None =
     written = bool(write is not None and write(whole))
     names = Counter(n for s in whole.body for n in stored(s))
     first = next(iter((*tree.args.posonlyargs, *tree.args.args)), ast.arg("")).arg
-    maker = _Sinking(first, arguments, {n for n, count in names.items() if count == 1})
+    once = {n for n, count in names.items() if count == 1}
+    maker = _Sinking(first, arguments, once, settings or {})
     whole.body = maker.block(whole.body, {}, arguments)
     if known:  # calls that leave out what is asked for its truth, and others
         rest = maker.renamed(tree.body, arguments)
@@ -55,10 +64,11 @@ def sunk(tree: ast.FunctionDef, write: Callable[[ast.FunctionDef], Any] | None =
 
 class _Sinking:
     """own: the name of the module; once: locals that one statement alone puts a value in. sides: how many blocks there
-    are, but for those of training."""
+    are, but for those of training, and of settings that are other ones today."""
 
-    def __init__(self, own: str, arguments: set[str], once: set[str]) -> None:
+    def __init__(self, own: str, arguments: set[str], once: set[str], settings: Mapping[str, bool]) -> None:
         self.own, self.arguments, self.once, self.sides, self.count = own, arguments, once - arguments, 1, 0
+        self.settings = settings
 
     def renamed(self, body: list[ast.stmt], kept: set[str]) -> list[ast.stmt]:
         """A copy with locals of its own, but for those that hold what stands before."""
@@ -69,7 +79,7 @@ class _Sinking:
 
     def block(self, body: list[ast.stmt], known: dict[str, bool], kept: set[str]) -> list[ast.stmt]:
         """known: whether a name is None, in this side. kept: names that hold what stands before it."""
-        body = [_as_if(s) if _asked(_as_if(s))[0] in {*self.arguments, *self.once} else s for s in body]
+        body = [_as_if(s) if self._asks(_asked(_as_if(s))[0]) else s for s in body]
         for i, statement in enumerate(body):
             drawn = _as_if(statement)
             if isinstance(drawn, ast.If) and statement is not drawn and _is_number_unless_training(drawn, self.own):
@@ -84,12 +94,16 @@ class _Sinking:
         for i, statement in enumerate(body):
             name, is_none = _asked(statement)
             at = last.get(name, -1) + 1
+            again = name in self.arguments and at > 0 and self.sides < _MOST_SIDES
             whole = at == 0 or isinstance(body[at - 1], ast.Assign)
-            if (name in self.arguments and at == 0) or (name in self.once and whole):
+            setting = self.settings.get(_SIDE.sub("", name)) if name else None
+            if setting is not None and whole and name not in known:
+                return self._of_setting(body, i, at, setting == is_none, known, kept)
+            if again or (name in self.arguments and at == 0) or (name in self.once and whole):
                 assert isinstance(statement, ast.If)
                 sides = statement.body, statement.orelse
                 before, head, tail = body[:at], body[at:i], body[i + 1 :]
-                if name in known:
+                if name in known and at == 0:  # nothing else was put there
                     taken = sides[0] if known[name] == is_none else sides[1]
                     return self.block([*before, *head, *_then(taken, tail)], known, kept)
                 if self.sides >= _MOST_SIDES:
@@ -99,11 +113,39 @@ class _Sinking:
                 there = {n for s in before for n in stored(s)}
                 known, kept = {n: truth for n, truth in known.items() if n not in there}, kept | there
                 second = self.renamed([*head, *_then(sides[1], tail)], kept)
-                first = self.block([*head, *_then(sides[0], tail)], known | {name: is_none}, kept)
+                first = [*self._again(before), *head, *_then(sides[0], tail)]
+                first = self.block(first, known | {name: is_none}, kept)
                 second = self.block(second, known | {name: not is_none}, kept)
                 return [*before, ast.copy_location(ast.If(statement.test, first, second or [ast.Pass()]), statement)]
             last |= dict.fromkeys(stored(statement), i)
         return body
+
+    def _again(self, before: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements that put settings in locals, once more where they are read: nothing else is put there."""
+        puts: dict[str, ast.stmt | None] = {}
+        for statement in before:
+            one = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Attribute)
+            mine = {n for n in stored(statement) if _SIDE.sub("", n) in self.settings}
+            puts |= dict.fromkeys(mine, copied(statement) if one and len(stored(statement)) == 1 else None)
+        return [s for s in puts.values() if s is not None]
+
+    def _asks(self, name: str) -> bool:
+        return name in self.arguments or name in self.once or _SIDE.sub("", name) in self.settings
+
+    def _of_setting(
+        self, body: list[ast.stmt], i: int, at: int, taken: bool, known: dict[str, bool], kept: set[str]
+    ) -> list[ast.stmt]:
+        """taken: whether the first side of the ``if`` at ``i`` is the one of today."""
+        statement = body[i]
+        assert isinstance(statement, ast.If)
+        before, head, tail = body[:at], body[at:i], body[i + 1 :]
+        there = {n for s in before for n in stored(s)}
+        known, kept = {n: truth for n, truth in known.items() if n not in there}, kept | there
+        rest = self.renamed([*head, *_then(statement.orelse if taken else statement.body, tail)], kept)
+        today = [*self._again(before), *head, *_then(statement.body if taken else statement.orelse, tail)]
+        today = self.block(today, known, kept)
+        sides = [today or [ast.Pass()], rest] if taken else [rest or [ast.Pass()], today]
+        return [*before, ast.copy_location(ast.If(statement.test, *sides), statement)]
 
 
 def _as_if(statement: ast.stmt) -> ast.stmt:

@@ -128,7 +128,8 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
             sequences=sequences,
         ), ungated
     if served.opaque:
-        reason = f"the source of its {', '.join(served.opaque)} is not available, or is not what runs"
+        names = ", ".join(served.opaque)
+        reason = f"the source of its {names} is not available, is not what runs, or reads its own locals"
     if reason is None and ungated is None and _holds(module):
         reason = "no op of the day computes it"
     return None, reason or ungated

@@ -73,14 +73,18 @@ def same_defaults(function: types.FunctionType) -> Callable[[], bool]:
 @dataclass
 class Writing:
     """Writes calls out in one method's tree. home: the method; own: the name that it has for its module;
-    plain: whether an expression is a setting of the module's, which reading does not change."""
+    plain: whether an expression is a setting of the module's, which reading does not change. settings: locals that are
+    such, and whether these are None."""
 
     home: types.FunctionType
     own: str
     methods: dict[str, Any]
     plain: Callable[[ast.expr], bool]
     functions: list[Function] = field(default_factory=list)
+    settings: dict[str, bool] = field(default_factory=dict)
+    is_none: Callable[[ast.expr], bool] = lambda e: False
     count: int = 0
+    aware: bool = False  # the last call gives the module to something else, which may change its settings
     tree: ast.FunctionDef = field(init=False)
 
     def __call__(self, tree: ast.FunctionDef) -> list[Function]:
@@ -122,6 +126,7 @@ class Writing:
         first = {n: statement for n, statement in until.items() if statement is not None}
         change = _Changing(names, put | {n: e for n, e in before if n in first})
         before = [(n, e) for n, e in before if n not in first]
+        self.settings |= {names[n]: self.is_none(e) for n, e in before if not self.aware and self.plain(e)}
         fresh: list[ast.stmt] = [ast.Assign([ast.Name(names[n], ast.Store())], value) for n, value in before]
         docs = [s for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)]
         for one in [s for s in body if s not in docs and not isinstance(s, ast.Pass)]:
@@ -188,14 +193,14 @@ class Writing:
                 if name not in values or not isinstance(values[name], _DEFAULTS):
                     return None
                 given[name] = ast.Constant(values[name])
-        kept, aware = {*stored(ast.Module(tree.body, []))}, self._passes_module_on(tree, given)
+        kept, self.aware = {*stored(ast.Module(tree.body, []))}, self._passes_module_on(tree, given)
         put, before = dict[str, ast.expr](), list[tuple[str, ast.expr]]()
         for name, e in given.items():
             if (isinstance(e, ast.Constant) or _is_local(e, self._locals())) and name not in kept:
                 put[name] = e
                 continue
             before.append((name, e))
-            if name not in kept and not aware and self.plain(e):
+            if name not in kept and not self.aware and self.plain(e):
                 put[name] = e
         constants = {n: e.value for n, e in put.items() if isinstance(e, ast.Constant)}
         return before, put, constants
