@@ -96,8 +96,8 @@ def of_products(root: Node, leaves: tuple[Node, ...]) -> tuple[int, ...] | None:
 def closest(root: Node, known: Callable[[Node], bool], ours: bool = False) -> frozenset[Node] | None:
     """The values next to two products that a node is computed of, and the numbers that are sizes of others; None where
     it has no two, or too many values. ours: also those of the module's tensors alone, such as a bias of positions."""
-    found = _closest(root, known, ours)
-    return _closest(root, known, ours) if found is None and _kinds_alone(root) else found
+    near = _closest(root, known, ours)
+    return _closest(root, known, ours) if near is None and _kinds_alone(root) else near
 
 
 def _kinds_alone(root: Node) -> bool:
