@@ -230,8 +230,12 @@ _BEFORE_HOPPERS = (
     _SERVED_BY_HOPPER,
     unless(_LITTLE),
     either(
-        both(unless(_FEWER_QUERIES), _products_at_most("attention.cudnn.products")),
-        both(at_most("q.shape[2]", 127), unless(_KEYS_DIVIDED)),
+        both(
+            unless(_KEYS_DIVIDED),
+            either(
+                both(unless(_FEWER_QUERIES), _products_at_most("attention.cudnn.products")), at_most("q.shape[2]", 127)
+            ),
+        ),
         both(_WIDE, threshold("attention.cudnn.width", "head size", ("q.shape",), _width, most=True)),
     ),
 )
