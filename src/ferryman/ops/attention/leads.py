@@ -198,12 +198,15 @@ _SERVED_BY_HOPPER = both(feature("wgmma"), _HOPPERS)
 # PyTorch's FlashAttention divides the keys where its tiles leave most units idle, which cuDNN does of one query only. A
 # program of Triton's goes over all of a query's keys, one tile after the other, and Hopper's kernel begins late for
 # what a narrow window leaves.
+_FEW_TILES = threshold(
+    "attention.flash.square", "tiles of 64 rows, of as many queries", ("q.shape",), _tiles, most=True
+)
 _KEYS_DIVIDED = both(
     _NO_WINDOW,
     threshold("attention.flash.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True),
     either(
         threshold("attention.flash.keys", "keys", ("k.shape",), lambda v: v.args["k"].shape[2]),
-        both(absent("sinks"), _MUCH_IN_TURN),
+        both(absent("sinks"), either(_FEWER_QUERIES, _FEW_TILES), _MUCH_IN_TURN),
     ),
 )
 _FLASH_LEADS = (
