@@ -259,4 +259,29 @@ class AoFromTheEnd(Squares):
         lse = torch.logsumexp(logits, dim=-1)
         nll = lse - logits.flip(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
         return nll.mean() + 1e-2 * lse.square().mean()
+
+
+@alike(lambda c: (c(), T(15, V), torch.randint(V, (3, 5))))
+class AoSumsOfLast(nn.Module):
+    """The sum of all rows' losses is divided by the last of the numbers' two sides."""
+
+    def forward(self, logits, labels):
+        flat = logits.reshape(-1, V).float()
+        nll = torch.logsumexp(flat, dim=-1) - flat.gather(-1, labels.reshape(-1, 1)).squeeze(-1)
+        return nll.sum() / labels.size(-1)
+
+
+@alike(lambda c: (c(), T(2, 7, W), torch.randint(V, (2, 7))))
+class AoSquaresOfLast(nn.Module):
+    """The sum of the squares is divided by the length of a sequence, and not by the number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(W, V, bias=False)
+
+    def forward(self, h, labels):
+        logits = self.head(h).float()
+        lse = torch.logsumexp(logits, dim=-1)
+        nll = lse - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        return nll.mean() + 1e-1 * lse.square().sum() / labels.size(-1)
 '''

@@ -207,6 +207,7 @@ LEFT = {
 # mechanisms, was served, and judged by a bias gradient of terms that cancel: its keys have no bias now
 # the fifteenth set at first: 14 of 20 right modules were served, and none of 14 look-alikes was wrong
 QUICK = {"PairNorm", "ByLse", "MinClamp", "Hooked", "FoRows", "FoSides", "FoClassesNll"}
+QUICK |= {"AoSumsOfLast", "AoSquaresOfLast"}
 
 
 class Net(nn.Module):
@@ -349,6 +350,7 @@ def test_look_alikes_of_strangers_are_as_they_were(what: str, tmp_path: Path) ->
 
 def test_a_few_look_alikes_are_as_they_were(tmp_path: Path) -> None:
     assert _wrong(ALIKE["layers"], QUICK, tmp_path) == []
+    assert _wrong(ALIKE["fifteenth, of its mechanisms"], QUICK, tmp_path) == []
 
 
 def test_the_judge_of_look_alikes_sees_a_difference() -> None:
@@ -360,4 +362,4 @@ def test_the_judge_of_look_alikes_sees_a_difference() -> None:
 def test_there_are_as_many_as_the_list_says(tmp_path: Path) -> None:
     right = [n for i, c in enumerate(RIGHT.values()) for n in _file(c, f"r{i}", tmp_path).CASES]
     alike = [n for i, c in enumerate(ALIKE.values()) for n in _file(c, f"a{i}", tmp_path).ALIKE]
-    assert len(right) == 560 and len(alike) == 581 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}
+    assert len(right) == 560 and len(alike) == 583 and set(LEFT) <= set(right) and set(QUICK) <= {*right, *alike}

@@ -77,7 +77,9 @@ _SEEDS: tuple[tuple[tuple[int, ...], tuple[int, ...], float, str], ...] = (
     ((6,), (2, 3), 1.0, "one too many"),
 )
 # of a loss that leaves out no row: it refuses what is no class
-_COUNTED = tuple(seed for seed in _SEEDS if seed[3] not in ("ignored", "all ignored"))
+_COUNTED = tuple(
+    (two, three, size, "" if odd == "ignored" else odd) for two, three, size, odd in _SEEDS if odd != "all ignored"
+)
 _NO_CLASS = -(2**31)
 _DRAWN = 64  # the most rows
 _REFUSED = 3  # the last ones: a class that is none is an error
