@@ -15,6 +15,10 @@ from ferryman.porting.model import laid
 from tests.unit.situations import load
 
 CODE = """
+import builtins
+import inspect
+import sys
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -75,6 +79,45 @@ class Vars(nn.Module):
         return y
 
 
+class Frame(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = F.softmax(self.linear(x), dim=-1)
+        self.seen = sorted(sys._getframe().f_locals)
+        return y
+
+
+class Current(Frame):
+    def forward(self, x):
+        y = F.softmax(self.linear(x), dim=-1)
+        self.seen = sorted(inspect.currentframe().f_locals)
+        return y
+
+
+class Renamed(Frame):
+    def forward(self, x):
+        y, own = F.softmax(self.linear(x), dim=-1), vars
+        self.seen = sorted(own())
+        return y
+
+
+class Starred(Frame):
+    def forward(self, x):
+        y = F.softmax(self.linear(x), dim=-1)
+        self.seen = sorted(dir(*()))
+        return y
+
+
+class Builtin(Frame):
+    def forward(self, x):
+        y = F.softmax(self.linear(x), dim=-1)
+        self.seen = sorted(builtins.locals())
+        return y
+
+
 def helper(t, seen):
     result = F.softmax(t, dim=-1)
     seen += dir()
@@ -126,7 +169,10 @@ def test_a_result_that_may_be_written_over_may_be(module: Any, name: str, dtype:
         assert float((a.double() - w.double()).abs().max()) <= torch.finfo(dtype).eps * 32 * float(w.abs().max())
 
 
-@pytest.mark.parametrize("name", ["Locals", "Vars", "Within2"])
+_READS = ["Locals", "Vars", "Within2", "Frame", "Current", "Renamed", "Starred", "Builtin"]
+
+
+@pytest.mark.parametrize("name", _READS)
 def test_a_forward_that_asks_for_its_locals_sees_its_own(module: Any, name: str) -> None:
     own, ported = _both(getattr(module, name)())
     x = torch.randn(2, 3, 8)

@@ -7,15 +7,25 @@ import inspect
 import types
 
 FRAMES = frozenset({"locals", "vars", "dir", "eval", "exec"})  # which may read any local by its name
+_OF_ANOTHER = frozenset({"vars", "dir"})  # which read what they are given, if it is given
+_OWN_FRAME = frozenset({"_getframe", "currentframe", "f_locals"})
 
 
 def asks_for_locals(tree: ast.AST) -> bool:
-    """Whether code may read locals that it does not name, of which a changed copy may have others."""
-    named = (n for n in ast.walk(tree) if isinstance(n, ast.Name))
-    asked = (n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and not n.args)
-    return any(n.id in ("locals", "eval", "exec") for n in named) or any(
-        isinstance(n, ast.Name) and n.id in ("vars", "dir") for n in asked
-    )
+    """Whether code may read locals that it does not name, of which a changed copy may have others: by a builtin that
+    is called or given to something else, or by its frame."""
+    of_another = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and _gives_one(n)}
+    own = {*stored(tree), *(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))} & _OF_ANOTHER
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id not in own]
+    if any(n.id in FRAMES | _OWN_FRAME and not (n.id in _OF_ANOTHER and n in of_another) for n in names):
+        return True
+    paths = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    modules = {n for n in paths if isinstance(n.value, ast.Name) and n.value.id in ("builtins", "__builtins__")}
+    return any(n.attr in _OWN_FRAME or (n in modules and n.attr in FRAMES) for n in paths)
+
+
+def _gives_one(call: ast.Call) -> bool:
+    return bool(call.args) and not isinstance(call.args[0], ast.Starred)
 
 
 def read(tree: ast.AST) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ferryman.porting.model import flags, source
 from ferryman.porting.model.part_shape import PRODUCTS
-from ferryman.porting.model.statements import FRAMES, read, stored
+from ferryman.porting.model.statements import FRAMES, asks_for_locals, read, stored
 from ferryman.porting.model.trees import blocks, copied
 
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
@@ -273,6 +273,7 @@ def _may_be_written(tree: ast.FunctionDef, function: types.FunctionType) -> bool
         and not any(isinstance(n, _NEVER) for n in inside)
         and not any(isinstance(n, ast.Name) and (n.id in _FRAMES or n.id == more) for n in inside)
         and not any(isinstance(n, ast.Attribute) and n.attr.startswith("__") for n in inside)
+        and not asks_for_locals(tree)
         and len(returns) == 1
         and tree.body[-1] is returns[0]
         and returns[0].value is not None
