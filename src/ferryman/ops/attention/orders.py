@@ -80,8 +80,7 @@ class Reading:
     ``inner`` has the order. group: query heads for a key head, 0: any; one: a single key head serves all, too. shared:
     the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any. mean: a row that sees nothing is the mean of
     the values, and not NaN. sinks: an expression of a logit for each query head, of which there are ``total`` then.
-    added: what is hidden has -inf added, so that a row of NaN stays one. alone: the mask is (Sq, Sk) alone.
-    narrow: values may be narrower than keys."""
+    added: what is hidden has -inf added, so that a row of NaN stays one. alone: the mask is (Sq, Sk) alone."""
 
     places: tuple[int, ...]
     inner: Layout
@@ -101,7 +100,6 @@ class Reading:
     total: int = 0
     added: bool = False
     alone: bool = False
-    narrow: bool = False
 
     @property
     def single(self) -> bool:
@@ -150,9 +148,8 @@ def inputs_of(
     def normal(*shape: int) -> Tensor:
         return size * torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    less = width - (3 if reading.narrow and seed % 2 == 0 else 0)
-    sides = [(heads * group, queries, width), (heads, keys, width), (heads, keys, less)]
-    qkv = [normal(batch, *side) for side in sides]
+    sides = [(heads * group, queries), (heads, keys), (heads, keys)]
+    qkv = [normal(batch, *side, width) for side in sides]
     far = size == max(known[-1] for known in SIZES)
     if far:  # what two queries see of the first key is less than many a number that hides the rest
         qkv[0][:, :, :2] = -qkv[1][:, :, :1].repeat_interleave(group, 1)

@@ -149,14 +149,6 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
     return False
 
 
-def takes_narrow(block: Block, reading: Reading) -> bool:
-    """Whether the code takes values that are narrower than keys, and gives a result as narrow."""
-    assert block.shape is not None
-    heads, group = reading.of_total(reading.heads or 2, reading.group or 1)
-    given = inputs_of(replace(reading, narrow=True), 2, heads, group, 5, 5, 12, 0, 1.0)
-    return block.shape(tuple(given)) == reading.outer.of(torch.empty(2, heads * group, 5, 9)).shape
-
-
 @functools.lru_cache(4096)
 def _sample(
     inner: Layout, own: tuple[Layout, ...], places: tuple[int, ...], mask: str, heads: int, group: int, alone: bool

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ferryman.ops.attention.arguments import MAX_HEAD_DIM
 from ferryman.ops.attention.orders import MASKS, ONE_BATCH, SIZED, SIZES, Reading
-from ferryman.ops.attention.readings import numbers_of, readings_of, takes_narrow
+from ferryman.ops.attention.readings import numbers_of, readings_of
 from ferryman.ops.recognition import Block, Layer
 
 _WIDTHS = (*range(4, 129, 4), 144, 160, 176, 192, 224, 256)  # head sizes
@@ -42,19 +42,12 @@ def layers(block: Block) -> Iterator[Layer]:
     sides = {side: side for shape in sinks for side in shape}
     # of as many keys as queries alone, where other numbers are refused or give something else
     both = [r for r in (reading, flat) if r is not None]
-    if not reading.softcap and takes_narrow(block, reading):  # a cap is measured with equal widths
-        yield from _of(block, [replace(r, narrow=True) for r in both], sides)
-    yield from _of(block, both, sides)
-
-
-def _of(block: Block, both: Sequence[Reading], sides: Mapping[int, int]) -> Iterator[Layer]:
-    reading = both[0]
     for shared in [True, False] if reading.mask in MASKS and not reading.alone else [True]:
         for square in [True] if reading.causal else [False, True]:
             yield _layer(*(replace(r, square=square, shared=shared) for r in both), sides=sides)
             if reading.causal and reading.mask in ("", SIZED):
                 yield _layer(*(replace(r, square=square, shared=shared, added=True) for r in both), sides=sides)
-    if not (reading.single or reading.sinks):  # the code names its key heads
+    if not (reading.single or sinks):  # the code names its key heads
         for heads in numbers_of(block):
             for square in [True] if reading.causal else [False, True]:
                 yield _layer(replace(reading, square=square, shared=False, heads=heads))
@@ -130,8 +123,7 @@ def _guard(reading: Reading) -> str:
     tests = [
         f"{q}.dim() == {dims} and {k}.dim() == {v}.dim() == {reading.own[1].dims}",
         f"{q}.shape[0] == {k}.shape[0] == {v}.shape[0]",
-        f"{' == '.join(sizes[: 2 if reading.narrow else 3])} <= {MAX_HEAD_DIM}",
-        *([f"{sizes[2]} <= {sizes[1]}"] if reading.narrow else []),
+        f"{' == '.join(sizes)} <= {MAX_HEAD_DIM}",
         f"{rows[1]} == {rows[2]}",
         f"{q}.numel() > 0 and {k}.numel() > 0 and {v}.numel() > 0",
         f"{q}.dtype is {k}.dtype is {v}.dtype and {q}.dtype.itemsize < 8 and {q}.dtype.is_floating_point",
