@@ -557,7 +557,7 @@ _kind(
         _h(
             "s = (q * q.shape[-1] ** -0.5) @ k.mT\ns.masked_fill_(torch.triu(torch.ones_like(s, dtype=torch.bool), 1), -torch.inf)\np = torch.nn.functional.softmax(s, -1, dtype=torch.float32).to(v.dtype)\nreturn (p @ v).permute(0, 2, 1, 3).flatten(2)"
         ),
-        "softmax",
+        "attention",
         "x",
     ),
     (

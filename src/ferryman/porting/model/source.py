@@ -14,6 +14,7 @@ import functools
 import inspect
 import math
 import re
+import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -362,7 +363,14 @@ def still(kind: Any, names: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         f"ferryman_kind.{name} {'==' if isinstance(value, types.MethodType) else 'is'} ferryman_code_{name}"
         for name, value in zip(names, meaning.values(), strict=True)
     ]
-    return tests, {"ferryman_kind": kind, **meaning}
+    return tests, {"ferryman_kind": _seen(kind), **meaning}
+
+
+def _seen(kind: Any) -> Any:
+    """The class, or, where Dynamo is told not to look into it (`torch._dynamo.allow_in_graph`),
+    one that has what the class has then."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return type(kind.__name__, (kind,), {}) if rules is not None and rules.is_callable_allowed(kind) else kind
 
 
 def methods(kind: type) -> dict[str, Any]:
