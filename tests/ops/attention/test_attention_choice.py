@@ -26,6 +26,11 @@ OP = registry.primitive("attention")
         ("B2 H2/1 Q188 K9756 D112", "torch.flash", "menu"),
         ("B30 H2/1 Q113 K3303 D160", "torch.cudnn", "menu"),
         ("B1 H8/1 Q346 K346 D256", "torch.cudnn", "menu"),
+        ("B1 H2/1 Q507 K507 D256 causal", "torch.flash", "menu"),
+        ("B1 H1/1 Q1020 K1020 D64 causal", "torch.flash", "menu"),
+        # little work of wide heads, and much before each query
+        ("B2 H1/1 Q100 K100 D192 causal", "torch.cudnn", "menu"),
+        ("B3 H2/1 Q82 K1234 D128 keys", "triton.hopper", "profile"),
         ("B3 H8/8 Q2 K4096 D96", "triton.decode", "profile"),
         ("B3 H1/1 Q155 K9663 D128", "torch.flash", "menu"),
         # few queries, whose keys a program of Triton's reads in turn
@@ -119,6 +124,7 @@ def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch:
         ("B2 H56/8 Q564 K564 D64 mask", "torch.cudnn_masked", "menu"),
         ("B2 H8/8 Q75 K75 D64 causal", "triton.decode", "profile"),
         ("B6 H2/1 Q201 K201 D64 causal", "torch.cudnn", "menu"),
+        ("B2 H1/1 Q149 K149 D160 causal", "torch.cudnn", "menu"),
         ("B4 H2/2 Q145 K145 D128 causal window4096", "triton.tiled", "menu"),
         ("B4 H16/16 Q99 K201 D160", "torch.cudnn", "profile"),
         ("B2 H2/2 Q20 K20 D72 causal", "triton.decode", "profile"),
