@@ -21,9 +21,9 @@ OP = registry.primitive("attention")
     ("name", "chosen", "source"),
     [
         # few tiles and many keys: FlashAttention divides the keys
-        ("B2 H14/2 Q43 K2537 D96 sinks", "torch.flash", "menu"),
-        ("B9 H1/1 Q39 K10364 D192", "torch.flash", "menu"),
-        ("B2 H2/1 Q188 K9756 D112", "torch.flash", "menu"),
+        ("B2 H14/2 Q43 K2537 D96 sinks", "triton.packed", "menu"),
+        ("B9 H1/1 Q39 K10364 D192", "triton.packed", "menu"),
+        ("B2 H2/1 Q188 K9756 D112", "triton.packed", "menu"),
         ("B30 H2/1 Q113 K3303 D160", "torch.cudnn", "menu"),
         ("B1 H8/1 Q346 K346 D256", "torch.cudnn", "menu"),
         ("B1 H2/1 Q507 K507 D256 causal", "torch.flash", "menu"),
@@ -32,9 +32,9 @@ OP = registry.primitive("attention")
         ("B2 H1/1 Q100 K100 D192 causal", "torch.cudnn", "menu"),
         ("B3 H2/1 Q82 K1234 D128 keys", "triton.hopper", "profile"),
         ("B3 H8/8 Q2 K4096 D96", "triton.decode", "profile"),
-        ("B3 H1/1 Q155 K9663 D128", "torch.flash", "menu"),
+        ("B3 H1/1 Q155 K9663 D128", "triton.packed", "menu"),
         # few queries, whose keys a program of Triton's reads in turn
-        ("B4 H4/1 Q10 K652 D128 causal", "torch.flash", "menu"),
+        ("B4 H4/1 Q10 K652 D128 causal", "triton.packed", "menu"),
         ("B1 H28/4 Q3 K152 D160 causal", "torch.flash", "menu"),
         ("B12 H2/2 Q40 K182 D80", "triton.tiled", "menu"),
         ("B4 H2/2 Q263 K452 D128 sinks", "triton.tiled", "menu"),
@@ -58,7 +58,7 @@ OP = registry.primitive("attention")
         ("B8 H56/8 Q1 K1418 D96 causal window64", "triton.decode", "profile"),
         # little work with a mask
         ("B12 H2/1 Q81 K81 D80 padding", "triton.tiled", "menu"),
-        ("B8 H4/1 Q28 K1164 D96 padding", "triton.tiled", "menu"),
+        ("B8 H4/1 Q28 K1164 D96 padding", "triton.packed", "menu"),
         ("B1 H16/8 Q393 K393 D40 causal bias", "triton.tiled", "menu"),
         ("B6 H8/8 Q216 K216 D160 padding", "triton.hopper", "profile"),
         # a mask of keys, which Hopper's kernel reads where it has holes
@@ -106,7 +106,7 @@ OP = registry.primitive("attention")
     ],
 )
 def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times of these cells, or of cells beside them, stand in benchmarks/results/h100."""
+    """Times of these cells, or of cells beside them, stand in benchmarks/results/h100, of packed rows in h200."""
     monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
     args = grid.on_meta(OP, registry.evidence(OP).named(name), torch.bfloat16)
     monkeypatch.setattr(select.cost, "knows", lambda op, here: False)

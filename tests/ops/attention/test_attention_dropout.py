@@ -152,7 +152,7 @@ def test_kernels_with_another_generator_are_not_chosen() -> None:
         explanation = ferryman.explain("attention", q, q, q, dropout_p=0.1, dropout_seed=seeds, device=device)
         takes = {row.implementation for row in explanation.rows if not any("dropout_p" in why for why in row.reasons)}
         masked = {"triton.masked", "triton.masked_decode"}  # for calls with a mask
-        assert takes == {"torch.composed", "triton.decode", "triton.tiled", "definition"} | masked
+        assert takes == {"torch.composed", "triton.decode", "triton.tiled", "triton.packed", "definition"} | masked
         assert explanation.chosen == "triton.tiled", (device, explanation.chosen)
         decoding = ferryman.explain("attention", few, q, q, dropout_p=0.1, dropout_seed=seeds, device=device)
         assert str(decoding.chosen).startswith("triton."), device
@@ -215,6 +215,7 @@ from ferryman.porting.judging.parity import check_cell
 found = {}
 for op, line, names in (
     ("attention", "triton.tiled", ("dropout", "dropout_causal", "dropout_nonfinite", "exact_dropout")),
+    ("attention", "triton.packed", ("dropout", "dropout_causal", "dropout_nonfinite", "exact_dropout")),
     ("attention", "triton.decode", ("dropout_decode",)),
     ("attention_backward", "triton.tiled", ("dropout_causal", "dropout_most", "exact_dropout")),
 ):

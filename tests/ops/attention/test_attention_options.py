@@ -191,6 +191,7 @@ from ferryman.porting.judging.parity import check_cell
 found = {}
 for op, line, names in (
     ("attention", "triton.tiled", ("range_hostile", "all_options")),
+    ("attention", "triton.packed", ("range_causal", "all_options")),
     ("attention", "triton.decode", ("sinks_decode", "chunk_decode")),
     ("attention_backward", "triton.tiled", ("sinks", "all_options_without_need_mask")),
 ):
@@ -206,4 +207,4 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_the_triton_kernels_serve_the_options_interpreted_with_a_hoppers_tiles(interpreter: Interpreter) -> None:
     verdicts = interpreter.run(INTERPRETED)
-    assert len(verdicts) == 6 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
+    assert len(verdicts) == 8 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -27,6 +27,7 @@ from ferryman.ops.attention.conditions import (
     _ONE_TILE,
     _OWN,
     _PLAIN,
+    _TILES,
     _TRACED,
 )
 from ferryman.ops.attention.leads import (
@@ -44,6 +45,7 @@ from ferryman.ops.attention.leads import (
     _RANGE_OF_MUCH,
     _READ_BY_CUDNN,
 )
+from ferryman.ops.attention.sharing import _PACKED
 from ferryman.ops.clauses import absent, either, lacking, positive
 from ferryman.ops.menu import Implementation, menu
 
@@ -148,6 +150,16 @@ IMPLEMENTATIONS = menu(
     ),
     Implementation(
         op="attention", name="triton.tiled", when=_DOT, leads=_LITTLE_WORK, roundings=("p",), replayable=True
+    ),
+    Implementation(
+        op="attention",
+        name="triton.packed",
+        where="packed_kernels:attention",
+        when=(*_DOT, _TILES),
+        leads=(_PACKED,),
+        roundings=("p",),
+        replayable=True,
+        partial=True,
     ),
     Implementation(
         op="attention",

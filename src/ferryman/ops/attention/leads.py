@@ -19,6 +19,7 @@ from ferryman.ops.attention.conditions import (
     _rows_of,
     _rows_of_a_head,
 )
+from ferryman.ops.attention.sharing import _PACKED, _queries, _tiles
 from ferryman.ops.clauses import (
     Clause,
     View,
@@ -45,10 +46,6 @@ def _width(view: View) -> int:
     return int(view.args["q"].shape[3])
 
 
-def _queries(view: View) -> int:
-    return int(view.args["q"].shape[2])
-
-
 # What a mask hides is not known on the host. Of one token that reads a cache, and of a few, most keys are hidden while
 # the cache fills, and a mask that hides none costs little; over a short cache making the lists costs more.
 _HIDING = (
@@ -57,14 +54,10 @@ _HIDING = (
     threshold("attention.masked.width", "head size", ("q.shape",), _width, most=True),
 )
 _FEW_ON_A_CACHE = (
+    unless(_PACKED),
     *_HIDING,
     threshold("attention.masked.queries", "queries", ("q.shape",), _queries, most=True),
 )
-
-
-def _tiles(view: View) -> int:
-    batch, heads, queries, _ = view.args["q"].shape
-    return int(batch * heads * -(-queries // 64))
 
 
 def _large_tiles(view: View) -> int:
@@ -93,6 +86,7 @@ _BIASED = Clause(
 # Triton reads rows of odd head sizes in words, and wide heads and what a window leaves no slower than cuDNN. A float
 # mask is brought to cuDNN's form before, which a long cache makes up for.
 _READ_BY_CUDNN = (
+    unless(_PACKED),
     *_ALL_KEYS,
     absent("sinks"),
     either(
@@ -211,6 +205,7 @@ _KEYS_DIVIDED = both(
 )
 _FLASH_LEADS = (
     _TILES,
+    unless(_PACKED),
     at_least("q.shape[2]", 2),
     either(
         _KEYS_DIVIDED,
@@ -226,6 +221,7 @@ _FLASH_LEADS = (
 # Beside Hopper's kernel cuDNN begins sooner, which counts where little follows. It has tiles of fewer rows, and of most
 # wide heads' own size, which Hopper's fills up to 128 rows and 256 columns.
 _BEFORE_HOPPERS = (
+    unless(_PACKED),
     absent("mask"),
     absent("sinks"),
     _NO_WINDOW,
@@ -242,7 +238,7 @@ _BEFORE_HOPPERS = (
         both(_WIDE, threshold("attention.cudnn.width", "head size", ("q.shape",), _width, most=True)),
     ),
 )
-_RANGE_OF_MUCH = (_RANGED, unless(_LITTLE_BESIDE_HOPPERS))
+_RANGE_OF_MUCH = (unless(_PACKED), _RANGED, unless(_LITTLE_BESIDE_HOPPERS))
 _NARROW = threshold(
     "attention.flex.narrow", "head size", ("q.shape",), _width, most=True
 )  # whose tiles FlexAttention does not outrun
@@ -254,6 +250,7 @@ _MANY_OR_WIDE = either(
 # are added to its result. FlexAttention makes a list of blocks at each call.
 _LITTLE_WORK = (
     _TILES,
+    unless(_PACKED),
     either(
         both(_RANGED, either(unless(_SERVED_BY_HOPPER), _LITTLE_BESIDE_HOPPERS)),
         both(
@@ -275,6 +272,7 @@ _LITTLE_WORK = (
 )
 # What FlexAttention's list of blocks skips costs PyTorch's other kernels their time, or a mask that says it.
 _MUCH_TO_SKIP = (
+    unless(_PACKED),
     absent("mask"),
     _TILES,
     unless(_NARROW),

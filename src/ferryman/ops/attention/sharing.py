@@ -1,0 +1,76 @@
+"""When few queries share tiles with the other heads of their group, or the keys of few tiles are divided."""
+
+from __future__ import annotations
+
+from ferryman.ops.attention.conditions import _MASKED, _TILES, _rows_of_a_head
+from ferryman.ops.clauses import Clause, View, absent, both, either, threshold, unless
+
+
+def _queries(view: View) -> int:
+    return int(view.args["q"].shape[2])
+
+
+def _tiles(view: View) -> int:
+    batch, heads, queries, _ = view.args["q"].shape
+    return int(batch * heads * -(-queries // 64))
+
+
+def _packed_tiles(view: View) -> int:
+    k = view.args["k"]
+    return int(k.shape[0] * k.shape[1]) * -(-_rows_of_a_head(view) // 64)
+
+
+def _keys(view: View) -> int:
+    return int(view.args["k"].shape[2])
+
+
+def _group(least: int) -> Clause:
+    return Clause(
+        f"at least {least} query heads for each key head",
+        ("q.shape", "k.shape"),
+        lambda view: int(view.args["q"].shape[1]) // int(view.args["k"].shape[1]),
+        lambda group: group >= least,
+    )
+
+
+def _queries_at_most(name: str) -> Clause:
+    return threshold(f"attention.packed.{name}", "queries", ("q.shape",), _queries, most=True)
+
+
+def _keys_at_least(name: str) -> Clause:
+    return threshold(f"attention.packed.{name}", "keys", ("k.shape",), _keys)
+
+
+# A tile of 64 rows of one head is mostly empty where queries are few, and each head of a group reads K and V again.
+# Packed, the rows of a group fill it; of a mask each of its rows is read for each of its heads then.
+_HEADS_SHARE = both(
+    either(
+        both(_group(2), absent("mask"), _queries_at_most("queries")),
+        both(_group(4), unless(_MASKED), _queries_at_most("queries_of_many")),
+        both(_group(4), _queries_at_most("queries")),
+    ),
+    either(
+        _keys_at_least("keys"),
+        both(
+            threshold("attention.packed.narrow", "head size", ("q.shape",), lambda v: v.args["q"].shape[3], most=True),
+            _keys_at_least("keys_of_narrow"),
+        ),
+        threshold("attention.packed.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles),
+    ),
+)
+def _idle(name: str) -> Clause:
+    facts = ("q.shape", "k.shape")
+    return threshold(f"attention.packed.{name}", "packed tiles of 64 rows", facts, _packed_tiles, most=True)
+
+
+# Where few tiles would leave most units idle, the keys are divided.
+_KEYS_SHARED = both(
+    threshold(
+        "attention.packed.each", "keys for each query", ("q.shape", "k.shape"), lambda v: _keys(v) / max(1, _queries(v))
+    ),
+    either(
+        both(absent("mask"), _idle("idle"), _keys_at_least("divided")),
+        both(_idle("idle_masked"), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
+    ),
+)
+_PACKED = both(_TILES, either(_HEADS_SHARE, _KEYS_SHARED))
