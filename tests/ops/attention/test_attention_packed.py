@@ -88,7 +88,7 @@ for case in cases_of(known):
 print(json.dumps(results))
 """
 WHOLE = ("causal", "gqa", "bool_mask", "all_options", "dropout_causal")
-DIVIDED = ("shared_divided", "shared_divided_sinks")
+DIVIDED = ("shared_divided", "shared_sinks")
 
 
 @pytest.mark.slow

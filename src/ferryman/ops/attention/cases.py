@@ -99,7 +99,7 @@ def cases() -> Sequence[Case]:
     add("mask_few", (1, 8, 9, 72), kv_heads=2, sk=140, mask=TensorSpec((1, 8, 9, 140), dtype="bool", fill="mask"))
     # rows of a group that share tiles, more than one; two programs have half of the keys each
     add("shared_divided", (1, 6, 23, 64), kv_heads=2, sk=300, causal=True)
-    add("shared_divided_sinks", (2, 4, 9, 16), kv_heads=2, sk=300, dv=24, key_range=key_ranges(2), sinks=TensorSpec((4,)))
+    add("shared_sinks", (2, 4, 9, 16), kv_heads=2, sk=300, dv=24, key_range=key_ranges(2), sinks=TensorSpec((4,)))
     add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
     # one key lies in the last block
     add("window_both_few", (1, 2, 12, 64), sk=129, window=5)

@@ -98,14 +98,17 @@ def attention(
 def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
-    """What the launchers compile on ``target``: `triton_kernels.forms` of many rows, with few queries instead."""
+    """What the launchers compile on ``target``: `triton_kernels.forms` of many rows, with few queries instead; those
+    that have fewer registers than another are left out, and of tiles of 32 rows all but the least and the most."""
     kind = getattr(torch, dtype)
     calls = []
-    for q, *rest in forms(target, kind, head_dims):
-        if q.shape[2] > 1:
-            mask = rest[6]
-            for queries in (8, 16):  # times a group of 4: either tile
-                rest[6] = None if mask is None else mask[:, :, :queries]
-                calls.append(functools.partial(attention, q[:, :, :queries], *rest, target))
+    for q, k, v, causal, scale, window, cap, mask, *rest in forms(target, kind, head_dims):
+        plain, everything = not (cap or mask is not None or rest[-1] is not None), cap and mask is not None
+        if q.shape[2] == 1 or (plain and (window or not causal)):
+            continue
+        for queries in (16, *(8,) * bool(plain or everything)):  # of a group of 4
+            rows = None if mask is None else mask[:, :, :queries]
+            given = (q[:, :, :queries], k, v, causal, scale, window, cap, rows, *rest, target)
+            calls.append(functools.partial(attention, *given))
     allowed = _spills_allowed(target, kind, "attention_forward")
     return [replace(one, spills_allowed=allowed) for one in recorded(calls)]

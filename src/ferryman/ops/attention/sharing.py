@@ -58,6 +58,8 @@ _HEADS_SHARE = both(
         threshold("attention.packed.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles),
     ),
 )
+
+
 def _idle(name: str) -> Clause:
     facts = ("q.shape", "k.shape")
     return threshold(f"attention.packed.{name}", "packed tiles of 64 rows", facts, _packed_tiles, most=True)
