@@ -139,8 +139,9 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
         heads = _able(block, heads, group, inner.heads >= 0 > own[1].heads)
         if not heads:
             continue
-        given, wanted = _sample(inner, own, tuple(places), mask, heads, group, alone)
-        if block.shape(tuple(x.detach() for x in given)) in wanted:
+        inputs, wanted = _sample(inner, own, mask, heads, group, alone, len(places))
+        given = [inputs[places.index(place)] for place in range(len(places))]
+        if block.shape(tuple(given)) in wanted:
             if not alone:
                 return True
             # a mask of heads, where the code takes that, is of another part
@@ -151,10 +152,10 @@ def _fits(block: Block, inner: Layout, own: tuple[Layout, ...], places: Sequence
 
 @functools.lru_cache(4096)
 def _sample(
-    inner: Layout, own: tuple[Layout, ...], places: tuple[int, ...], mask: str, heads: int, group: int, alone: bool
+    inner: Layout, own: tuple[Layout, ...], mask: str, heads: int, group: int, alone: bool, inputs: int
 ) -> tuple[list[Tensor], list[torch.Size]]:
-    """(inputs, shapes that attention of them may have)."""
-    reading = Reading(places, inner, own, inner, group, mask, False, None, 0.0, alone=alone)
+    """(queries, keys, values, a mask; shapes that attention of them may have)."""
+    reading = Reading(tuple(range(inputs)), inner, own, inner, group, mask, False, None, 0.0, alone=alone)
     q = torch.empty(2, heads * group, 5, 12)
     return inputs_of(reading, 2, heads, group, 5, 5, 12, 0, 1.0), [o.of(q).shape for o in _outer(inner, own)]
 
@@ -168,7 +169,7 @@ def _remembered(block: Block) -> Callable[[tuple[Tensor, ...]], tuple[int, ...] 
     def shape(given: tuple[Tensor, ...]) -> tuple[int, ...] | None:
         key = tuple((x.shape, x.dtype) for x in given)
         if key not in known:
-            known[key] = ask(given)
+            known[key] = ask(tuple(x.detach() for x in given))
         return known[key]
 
     return shape

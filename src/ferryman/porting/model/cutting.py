@@ -99,7 +99,9 @@ class Search(Proving):
 
     def _one(self, body: list[ast.stmt]) -> bool:
         """Put one part in a block's place; whether there is one."""
-        self.statements = list(self.scan.block(body))
+        self.statements, self.scan.asked = list(self.scan.block(body)), {}
+        loops = (n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While))
+        self.repeated = any(body is inner for loop in loops for inner in blocks(loop))
         self.stored = functools.cache(lambda index: frozenset(stored(body[index])))
         self.reads = functools.cache(functools.partial(self._reads, body))
         kind = type(self.module)
@@ -373,8 +375,6 @@ class Search(Proving):
         fresh: list[ast.stmt | None] = [*body]
         fresh[statement.index] = changed
         outer, closures = self.reads()
-        loops = (n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While))
-        repeated = any(body is inner for loop in loops for inner in blocks(loop))
         # what only moves or casts stays where others read its sizes
         plain = {s.index for s in self.statements if not {n.label for n, _ in s.ops} - _PLAIN - {""}}
         sized: set[int] = set()
@@ -384,7 +384,7 @@ class Search(Proving):
                 continue
             for name in bound[index].values():
                 outside = name in outer
-                looped = repeated and any(name in read(s) for s in fresh[:index] if s is not None)
+                looped = self.repeated and any(name in read(s) for s in fresh[:index] if s is not None)
                 mine = (changed, read(changed).count(name) == 1) if name in past else (None, False)
                 if outside and all(node.kind == "self" or node.fact() for node in inner):
                     sized.add(index)

@@ -48,7 +48,8 @@ def of(scan: Any, tree: ast.AST, but: ast.AST | None = None, own: str = "") -> E
     nothing else has, which it may write over."""
     later = around(tree, but) if but is not None else set()
     effects = set[str]()
-    alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    statements = () if isinstance(tree, ast.expr) else ast.walk(tree)  # an expression has none inside
+    alone = {id(n.value) for n in statements if isinstance(n, ast.Expr)}
     for node in _runs(tree):
         if id(node) not in later:
             effects |= _of_node(scan, node, own, id(node) in alone)

@@ -50,6 +50,7 @@ class Scan:
     judged: dict[Any, Any] = field(default_factory=dict)  # what functions may do (`effects`)
     strict: bool = False  # no child is known to be without effects
     relied: set[str] = field(default_factory=set)  # paths of children whose effects were asked for
+    asked: dict[Any, Any] = field(default_factory=dict)  # effects of parts of the block as it is (`ordering`)
     entered: set[int] = field(default_factory=set)
     aliases: set[str] | None = None  # locals that may be modules (`holders`)
     later: set[str] | None = None

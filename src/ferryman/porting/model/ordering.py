@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,9 @@ def keeps(
     inside = root.before(leaves)
     going = {s.index: s for s in statements if s.index < statement.index and set(s.binds) & inside}
     between = [i for i in range(min(going, default=statement.index), statement.index) if i not in going]
-    crossed = NONE.union(*(effects.of(scan, body[i]) for i in between))
+    crossed = NONE.union(*(_asked(scan, effects.of, body[i]) for i in between))
     earlier = bool(going) or any(leaf in statement.names for leaf in leaves)
-    here = effects.of(scan, body[statement.index], e) if earlier else NONE
+    here = _asked(scan, effects.of, body[statement.index], e) if earlier else NONE
     crossed |= here
     if crossed & CHANGES:
         return False
@@ -55,11 +55,24 @@ def keeps(
         return False
     if moving and _maybe(body[statement.index], e):
         return False
-    if not moving and not effects.of(scan, e):
+    if not moving and not _asked(scan, effects.of, e):
         return True
     order = _Order(scan, body)
     after = [*order.of_given(statement, given, moved), *order.of_inside(statements, statement, root, leaves)]
     return _same_turns(after)
+
+
+def _asked(scan: Any, of: Callable[..., Effects], *parts: ast.AST) -> Effects:
+    """``of(scan, *parts)``, asked once while the block is as it is: for each set of values that a part may be of, all
+    that stands before it is gone through. The parts are kept, so that no other has their ids."""
+    key = of, *(id(part) for part in parts), scan.strict
+    if key not in scan.asked:
+        before, scan.relied = scan.relied, set()
+        scan.asked[key] = parts, of(scan, *parts), scan.relied
+        scan.relied = before
+    _, may, relied = scan.asked[key]
+    scan.relied |= relied
+    return may
 
 
 def _maybe(tree: ast.AST, e: ast.expr) -> bool:
@@ -72,14 +85,14 @@ def _of_going(scan: Any, body: list[ast.stmt], statement: Statement) -> Effects:
     """Of a statement that goes with the part, but for what it writes into what nothing else has."""
     tree, value = body[statement.index], statement.value
     if value is None or value.write is None:
-        return effects.of(scan, tree)
+        return _asked(scan, effects.of, tree)
     if isinstance(tree, ast.AugAssign) and isinstance(tree.target, ast.Name):
-        return effects.of(scan, tree.value)
+        return _asked(scan, effects.of, tree.value)
     if value.carried:
-        return NONE.union(*(effects.of(scan, part) for part in recurrent.computing(tree)))
+        return NONE.union(*(_asked(scan, effects.of, part) for part in recurrent.computing(tree)))
     if isinstance(tree, ast.For):
         return effects.of(scan, tree, None, next(iter(statement.binds.values()), ""))
-    return NONE.union(*(effects.of(scan, part) for part in filling.parts_of(tree)[1]))
+    return NONE.union(*(_asked(scan, effects.of, part) for part in filling.parts_of(tree)[1]))
 
 
 @dataclass
@@ -101,7 +114,7 @@ class _Order:
         for value in given:
             index, tree = moved.get(id(value), (statement.index, value))
             if not isinstance(tree, ast.Name | ast.Constant):
-                yield [Event(self.at(index, tree), effects.of(self.scan, tree))]
+                yield [Event(self.at(index, tree), _asked(self.scan, effects.of, tree))]
 
     def of_inside(
         self, statements: list[Statement], statement: Statement, root: Node, leaves: tuple[Node, ...]
@@ -120,7 +133,7 @@ class _Order:
 
 def _alone(scan: Any, tree: ast.expr) -> Effects:
     """What a call may do itself, without what it is given."""
-    return effects.of_call(scan, tree) if isinstance(tree, ast.Call) else NONE
+    return _asked(scan, effects.of_call, tree) if isinstance(tree, ast.Call) else NONE
 
 
 def _same_turns(after: list[list[Event]]) -> bool:
