@@ -23,6 +23,7 @@ OP = registry.primitive("attention")
         ("B5 H8/8 Q25 K4237 D256 dropout", True),
         ("B3 H8/2 Q55 K702 D192 mask", True),
         ("B24 H16/1 Q3 K98 D112 causal range", True),
+        ("B12 H8/2 Q23 K595 D160 causal bias", True),
         ("B12 H28/4 Q1 K15585 D40 causal", False),  # of one tile
         ("B1 H128/16 Q31 K8182 D128 keys", False),
         ("B19 H32/16 Q25 K1812 D64 causal bias", False),

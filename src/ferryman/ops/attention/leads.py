@@ -19,7 +19,7 @@ from ferryman.ops.attention.conditions import (
     _rows_of,
     _rows_of_a_head,
 )
-from ferryman.ops.attention.sharing import _PACKED, _queries, _tiles
+from ferryman.ops.attention.sharing import _PACKED, _WIDE, _queries, _tiles
 from ferryman.ops.clauses import (
     Clause,
     View,
@@ -172,7 +172,6 @@ def _at_most(kind: str) -> Clause:
 # Hopper's kernel has sinks, float masks, caps and what hides keys, too, and leaves little work alone to smaller tiles:
 # of wide heads, for which those have few registers, the least.
 _HOPPERS = both(*_OF_HOPPER, _CAUSAL_SPAN, _MASK_OF_HOPPER)
-_WIDE = Clause("a head size above 128", ("q.shape",), _width, lambda width: width > 128)
 # From so many tiles on Hopper's leave no unit idle, however few keys there are; head sizes to 64 have half the work.
 _LARGE_TILES = both(
     Clause("a head size above 64", ("q.shape",), _width, lambda width: width > 64),

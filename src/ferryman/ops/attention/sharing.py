@@ -10,6 +10,9 @@ def _queries(view: View) -> int:
     return int(view.args["q"].shape[2])
 
 
+_WIDE = Clause("a head size above 128", ("q.shape",), lambda v: int(v.args["q"].shape[3]), lambda width: width > 128)
+
+
 def _tiles(view: View) -> int:
     batch, heads, queries, _ = view.args["q"].shape
     return int(batch * heads * -(-queries // 64))
@@ -41,12 +44,14 @@ def _keys_at_least(name: str) -> Clause:
     return threshold(f"attention.packed.{name}", "keys", ("k.shape",), _keys)
 
 
+_LONG_AND_WIDE = both(_WIDE, _keys_at_least("keys"))
 # A tile of 64 rows of one head is mostly empty where queries are few, and each head of a group reads K and V again.
-# Packed, the rows of a group fill it; of a mask each of its rows is read for each of its heads then.
+# Packed, the rows of a group fill it; of a mask each of its rows is read for each of its heads then, which is little
+# beside wide heads.
 _HEADS_SHARE = both(
     either(
         both(_group(2), absent("mask"), _queries_at_most("queries")),
-        both(_group(4), unless(_MASKED), _queries_at_most("queries_of_many")),
+        both(_group(4), either(unless(_MASKED), _LONG_AND_WIDE), _queries_at_most("queries_of_many")),
         both(_group(4), _queries_at_most("queries")),
     ),
     either(
