@@ -254,6 +254,7 @@ def _right(code: str, names: set[str], folder: Path) -> list[str]:
     return left
 
 
+@pytest.mark.alternate()
 @pytest.mark.slow
 @pytest.mark.parametrize("what", RIGHT)
 def test_right_modules_of_strangers_are_served(what: str, tmp_path: Path) -> None:
@@ -343,6 +344,7 @@ def _wrong(code: str, names: set[str], folder: Path) -> list[str]:
     return wrong
 
 
+@pytest.mark.alternate()
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ALIKE)
 def test_look_alikes_of_strangers_are_as_they_were(what: str, tmp_path: Path) -> None:
