@@ -26,6 +26,8 @@ OP = registry.primitive("attention")
         ("B12 H8/2 Q23 K595 D160 causal bias", True),
         ("B12 H28/4 Q1 K15585 D40 causal", False),  # of one tile
         ("B1 H128/16 Q31 K8182 D128 keys", False),
+        ("B3 H56/8 Q4 K5259 D128 keys", True),
+        ("B3 H56/8 Q4 K52590 D128 keys", False),  # of a large cache the mask may hide nearly all
         ("B19 H32/16 Q25 K1812 D64 causal bias", False),
         ("B4 H2/1 Q34 K68 D96 causal window64", False),
         ("B1 H7/1 Q304 K1180 D160 causal range", False),
@@ -89,7 +91,7 @@ for case in cases_of(known):
 print(json.dumps(results))
 """
 WHOLE = ("causal", "gqa", "bool_mask", "all_options", "dropout_causal")
-DIVIDED = ("shared_divided", "shared_sinks")
+DIVIDED = ("shared_divided", "shared_sinks", "shared_options")
 
 
 @pytest.mark.slow

@@ -97,9 +97,12 @@ def cases() -> Sequence[Case]:
     # strides that 8 divides and 16 does not; the last row alone sees into its block of keys
     add("window_few", (2, 4, 3, 72), kv_heads=2, sk=97, causal=True, window=40)
     add("mask_few", (1, 8, 9, 72), kv_heads=2, sk=140, mask=TensorSpec((1, 8, 9, 140), dtype="bool", fill="mask"))
-    # rows of a group that share tiles, more than one; two programs have half of the keys each
+    # rows of a group that share tiles, and keys in two pieces
     add("shared_divided", (1, 6, 23, 64), kv_heads=2, sk=300, causal=True)
     add("shared_sinks", (2, 4, 9, 16), kv_heads=2, sk=300, dv=24, key_range=key_ranges(2), sinks=TensorSpec((4,)))
+    biased = TensorSpec((4, 9, 300), fill="bias")
+    options = {"mask": biased, "softcap": 20.0, "dropout_p": 0.25, "dropout_seed": seeds(1)}
+    add("shared_options", (1, 4, 9, 64), kv_heads=2, sk=300, causal=True, **options)
     add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
     # one key lies in the last block
     add("window_both_few", (1, 2, 12, 64), sk=129, window=5)

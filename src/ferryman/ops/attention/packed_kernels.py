@@ -1,5 +1,5 @@
-"""Attention's forward in Triton for few queries: the rows of all heads of a group share tiles, so that K and V are read
-once for them, and the keys are divided over programs where few tiles would leave units idle."""
+"""Attention's forward in Triton for few queries: the rows of all heads of a group share tiles, each of which reads K
+and V once, and the keys are divided over programs where few tiles would leave units idle."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def attention(
     rich = _is_rich(target, hides or dropout_p > 0, softcap, window)
     config = _tile(target, q.dtype, max(dim, v.shape[3]), rows, rich)
     programs = batch * kv_heads * -(-rows // config.block_m)
-    seen = min(keys, *((span or keys) + queries for span in (window, chunk)))
+    seen = min(keys, (2 * window if window else keys) + queries, (chunk or keys) + queries)  # of a window both sides
     _run_forward(
         q,
         k,
@@ -106,9 +106,10 @@ def specialisations(
         plain, everything = not (cap or mask is not None or rest[-1] is not None), cap and mask is not None
         if q.shape[2] == 1 or (plain and (window or not causal)):
             continue
-        for queries in (16, *(8,) * bool(plain or everything)):  # of a group of 4
-            rows = None if mask is None else mask[:, :, :queries]
-            given = (q[:, :, :queries], k, v, causal, scale, window, cap, rows, *rest, target)
+        # of a group of 4, with keys in pieces; of these the least and the most in one piece, too
+        shapes = [(16, 4096), *[(8, 4096), (16, 128)] * bool(plain or everything)]
+        for queries, keys in shapes:
+            rows = None if mask is None else mask[:, :, :queries, :keys]
+            given = (q[:, :, :queries], k[:, :, :keys], v[:, :, :keys], causal, scale, window, cap, rows, *rest, target)
             calls.append(functools.partial(attention, *given))
-    allowed = _spills_allowed(target, kind, "attention_forward")
-    return [replace(one, spills_allowed=allowed) for one in recorded(calls)]
+    return [replace(one, spills_allowed=_spills_allowed(target, kind, one.name)) for one in recorded(calls)]

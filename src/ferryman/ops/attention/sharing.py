@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from ferryman.ops.attention.conditions import _MASKED, _TILES, _rows_of_a_head
-from ferryman.ops.clauses import Clause, View, absent, both, either, threshold, unless
+from ferryman.ops.clauses import Clause, View, absent, both, dtypes, either, threshold, unless
 
 
 def _queries(view: View) -> int:
@@ -65,6 +67,11 @@ _HEADS_SHARE = both(
 )
 
 
+_LITTLE_CACHE = threshold(
+    "attention.packed.cache", "elements of k", ("k.shape",), lambda v: v.args["k"].numel(), most=True
+)
+
+
 def _idle(name: str) -> Clause:
     facts = ("q.shape", "k.shape")
     return threshold(f"attention.packed.{name}", "packed tiles of 64 rows", facts, _packed_tiles, most=True)
@@ -80,4 +87,8 @@ _KEYS_SHARED = both(
         both(_idle("idle_masked"), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
     ),
 )
-_PACKED = both(_TILES, either(_HEADS_SHARE, _KEYS_SHARED))
+# Of a large cache a bool mask may hide nearly all, which `triton.masked` does not read.
+_MAY_BE_HIDDEN = both(_MASKED, dtypes("mask", torch.bool), unless(_LITTLE_CACHE))
+_PACKED = both(
+    dtypes("q", torch.float16, torch.bfloat16), _TILES, unless(_MAY_BE_HIDDEN), either(_HEADS_SHARE, _KEYS_SHARED)
+)
