@@ -26,11 +26,13 @@ def _tile(target: Target, dtype: torch.dtype, head_dim: int, rows: int, rich: bo
     """Decoding's tile, in 16 bits of more rows: 64 where there are as many, else 32, as RDNA3's registers allow.
     ``rich``: `_is_rich`, which takes registers; more warps have more."""
     base = _decode_config(target, dtype, head_dim)
+    small = _family(target) in ("nvidia-160k", "nvidia-99k")  # whose products take their operands from registers
     if dtype == torch.float32:
-        small = _family(target) in ("nvidia-160k", "nvidia-99k")
         return replace(base, num_warps=16) if rich and small and head_dim > 128 else base
     few = rows <= 32 or (target.vendor == "amd" and target.wave == 32)
     tile = replace(base, block_m=32 if few else 64)
+    if small and not few and head_dim > 64:
+        return replace(tile, num_warps=8, block_n=32 if head_dim <= 128 else 16)
     if target.vendor == "nvidia" and (rich or (head_dim > 128 and not few)):
         return replace(tile, num_warps=8, block_n=tile.block_n if few else 32)
     if rich and target.vendor == "amd":
