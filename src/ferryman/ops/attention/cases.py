@@ -100,8 +100,8 @@ def cases() -> Sequence[Case]:
     # rows of a group that share tiles, and keys in two pieces
     add("shared_divided", (1, 6, 23, 64), kv_heads=2, sk=300, causal=True)
     add("shared_sinks", (2, 4, 9, 16), kv_heads=2, sk=300, dv=24, key_range=key_ranges(2), sinks=TensorSpec((4,)))
-    biased = TensorSpec((4, 9, 300), fill="bias")
-    options = {"mask": biased, "softcap": 20.0, "dropout_p": 0.25, "dropout_seed": seeds(1)}
+    options: dict[str, Any] = {"softcap": 20.0, "mask": TensorSpec((4, 9, 300), fill="bias")}
+    options |= {"dropout_p": 0.25, "dropout_seed": seeds(1)}
     add("shared_options", (1, 4, 9, 64), kv_heads=2, sk=300, causal=True, **options)
     add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
     # one key lies in the last block
