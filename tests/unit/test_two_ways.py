@@ -249,7 +249,9 @@ def test_inductor_compiles_a_block_and_dynamic_lengths_do_not_recompile() -> Non
         out = ops.attention(q, q, q, causal=True)
         return ops.silu_mul(out.transpose(1, 2).reshape(x.shape), h)
 
-    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    from torch._dynamo.testing import CompileCounterWithBackend  # torch does not import it by itself
+
+    counter = CompileCounterWithBackend("inductor")
     compiled = torch.compile(block, fullgraph=True, backend=counter)
     for length in (7, 8, 9, 23, 40):
         x = torch.randn(length, 64)

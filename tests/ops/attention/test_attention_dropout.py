@@ -231,4 +231,4 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_the_triton_kernels_drop_the_same_interpreted_with_a_hoppers_tiles(interpreter: Interpreter) -> None:
     verdicts = interpreter.run(INTERPRETED)
-    assert len(verdicts) == 8 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
+    assert len(verdicts) == 12 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
