@@ -47,7 +47,8 @@ def _width(view: View) -> int:
 
 
 # What a mask hides is not known on the host. Of one token that reads a cache, and of a few, most keys are hidden while
-# the cache fills, and a mask that hides none costs little; over a short cache making the lists costs more.
+# the cache fills, and a mask that hides none costs little; over a short cache making the lists costs more. Of a cache
+# that is not large the heads of a group share tiles instead (`sharing`).
 _HIDING = (
     dtypes("mask", torch.bool),
     threshold("attention.masked.elements", "elements of k", ("k.shape",), _elements),

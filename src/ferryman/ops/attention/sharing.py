@@ -87,7 +87,8 @@ _KEYS_SHARED = both(
         both(_idle("idle_masked"), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
     ),
 )
-# Of a large cache a bool mask may hide nearly all, which `triton.masked` does not read.
+# Of a large cache a bool mask may hide nearly all, which `triton.masked` does not read. The other leads leave these
+# calls out (`unless(_PACKED)`): among lines that lead the profile's order decides.
 _MAY_BE_HIDDEN = both(_MASKED, dtypes("mask", torch.bool), unless(_LITTLE_CACHE))
 _PACKED = both(
     dtypes("q", torch.float16, torch.bfloat16), _TILES, unless(_MAY_BE_HIDDEN), either(_HEADS_SHARE, _KEYS_SHARED)
