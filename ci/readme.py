@@ -32,8 +32,10 @@ AGAIN = "h200/check-second"  # of the ops that were judged anew, after a mend
 DRAWS = {
     "h100/regret-fourth": "all ops, H100",
     "h100/regret-attention-fifth": "attention alone, H100",
-    "h200/regret-attention-twelfth": "attention and its gradient, H200, whose lockfile has no region of it",
-    "h200/regret-attention-thirteenth": "the same, another seed",
+    "h200/regret-second": "all ops, H200",
+    "h200/regret-attention-fourteenth": "attention and its gradient, H200, whose lockfile has no region of it",
+    "h200/regret-attention-sixteenth": "the same, another seed, half of it",
+    "h200/regret-attention-seventeenth": "the same after four rules, another seed, half of it",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),

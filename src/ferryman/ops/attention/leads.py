@@ -318,7 +318,7 @@ _LITTLE_GRADIENTS = both(
     ),
     either(
         both(_BIASED, _at_most("gradients.biased")),
-        both(_MASKED, unless(_BIASED), _at_most("gradients.masked")),
+        both(_MASKED, unless(_BIASED), _at_most("gradients.masked"), either(unless(_WIDE), _at_most("gradients.wide"))),
         both(_SINKS, _at_most("gradients.sinks")),
         both(_WINDOWED, _at_most("gradients.window")),
         both(absent("mask"), either(unless(_WIDE), _RANGED), _at_most("gradients.plain"), unless(_MUCH_IN_TURN)),
@@ -360,8 +360,7 @@ _GRADIENTS_OF_CUDNN = (
         both(
             _MORE_ROWS,
             absent("sinks"),
-            unless(_FEWER_QUERIES),
-            threshold("attention.cudnn.gradients", *_PRODUCTS, most=True),
+            _products_at_most("attention.cudnn.gradients"),
         ),
     ),
     unless(_LITTLE_GRADIENTS),

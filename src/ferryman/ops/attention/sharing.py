@@ -67,14 +67,33 @@ _HEADS_SHARE = both(
 )
 
 
+# Tiles of one head may leave a quarter of their rows empty with more queries, too.
+_TILES_SHARE = both(
+    _group(4),
+    unless(_WIDE),
+    absent("mask"),
+    _queries_at_most("rows"),
+    Clause(
+        "three quarters of the tiles of 64 rows, or fewer, where heads share them",
+        ("q.shape", "k.shape"),
+        lambda view: (_packed_tiles(view), _tiles(view)),
+        lambda tiles: 4 * tiles[0] <= 3 * tiles[1],
+    ),
+)
+
+
 _LITTLE_CACHE = threshold(
     "attention.packed.cache", "elements of k", ("k.shape",), lambda v: v.args["k"].numel(), most=True
 )
 
 
-def _idle(name: str) -> Clause:
+def _packed_at(name: str, *, most: bool = False) -> Clause:
     facts = ("q.shape", "k.shape")
-    return threshold(f"attention.packed.{name}", "packed tiles of 64 rows", facts, _packed_tiles, most=True)
+    return threshold(f"attention.packed.{name}", "packed tiles of 64 rows", facts, _packed_tiles, most=most)
+
+
+def _idle(name: str) -> Clause:
+    return _packed_at(name, most=True)
 
 
 # Where few tiles would leave most units idle, the keys are divided.
@@ -87,9 +106,18 @@ _KEYS_SHARED = both(
         both(_idle("idle_masked"), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
     ),
 )
+# The other kernel with dropout has larger tiles, whose programs hold their random numbers, too.
+_DROPS = both(
+    Clause("dropout", ("dropout_p",), lambda view: view.args["dropout_p"], lambda p: p > 0),
+    absent("mask"),
+    _packed_at("dropping"),
+)
 # Of a large cache a bool mask may hide nearly all, which `triton.masked` does not read. The other leads leave these
 # calls out (`unless(_PACKED)`): among lines that lead the profile's order decides.
 _MAY_BE_HIDDEN = both(_MASKED, dtypes("mask", torch.bool), unless(_LITTLE_CACHE))
 _PACKED = both(
-    dtypes("q", torch.float16, torch.bfloat16), _TILES, unless(_MAY_BE_HIDDEN), either(_HEADS_SHARE, _KEYS_SHARED)
+    dtypes("q", torch.float16, torch.bfloat16),
+    _TILES,
+    unless(_MAY_BE_HIDDEN),
+    either(_HEADS_SHARE, _TILES_SHARE, _KEYS_SHARED, _DROPS),
 )
