@@ -149,6 +149,9 @@ def test_the_choice_on_an_h100(name: str, chosen: str, source: str, monkeypatch:
         ("B9 H7/1 Q10 K1351 D160 causal range", "triton.tiled", "profile"),
         ("B8 H32/16 Q30 K2158 D128 softcap50", "triton.decode", "profile"),
         ("B13 H128/8 Q8 K118 D96 causal sinks", "triton.decode", "profile"),
+        ("B2 H16/4 Q50 K220 D192 padding", "torch.cudnn_masked", "menu"),
+        ("B2 H16/4 Q50 K220 D128 padding", "triton.tiled", "menu"),
+        ("B2 H14/2 Q180 K180 D128 causal", "torch.cudnn", "menu"),  # a diagonal leaves half of the products
     ],
 )
 def test_the_choice_of_gradients_on_an_h100(

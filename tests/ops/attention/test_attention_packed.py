@@ -32,6 +32,11 @@ OP = registry.primitive("attention")
         ("B4 H2/1 Q34 K68 D96 causal window64", False),
         ("B1 H7/1 Q304 K1180 D160 causal range", False),
         ("B2 H32/8 Q4096 K4096 D128 causal", False),
+        ("B28 H32/4 Q130 K130 D64 causal sinks", True),  # of a head's three tiles the last has two rows
+        ("B28 H32/4 Q190 K190 D64 causal sinks", False),
+        ("B6 H128/8 Q131 K131 D128 padding", False),
+        ("B21 H8/2 Q450 K380 D128 dropout", True),
+        ("B2 H1/1 Q362 K362 D128 causal dropout", False),  # of few tiles
     ],
 )
 def test_the_choice_on_an_h200(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
