@@ -19,6 +19,9 @@ SIZES = (
     (1, 2, 6, 6, 8, 1.0),
 )
 
+WIDTHS = (*range(4, 129, 4), 144, 160, 176, 192, 224, 256)  # head sizes
+VALUES = (4, 8, 8, 7, 12, 4, 4)  # sizes of values in these, where the code takes others than of keys
+
 
 # how a fourth input hides: the text that makes it the op's mask. "truth": as `keep`, of any dtype that compares with 0
 MASKS = {"truth": "({} != 0)", "keep": "{}", "hide": "{}.logical_not()", "bias": "{}"}
@@ -80,7 +83,8 @@ class Reading:
     ``inner`` has the order. group: query heads for a key head, 0: any; one: a single key head serves all, too. shared:
     the mask may be (Sq, Sk), too. heads: so many key heads alone; 0: any. mean: a row that sees nothing is the mean of
     the values, and not NaN. sinks: an expression of a logit for each query head, of which there are ``total`` then.
-    added: what is hidden has -inf added, so that a row of NaN stays one. alone: the mask is (Sq, Sk) alone."""
+    added: what is hidden has -inf added, so that a row of NaN stays one. alone: the mask is (Sq, Sk) alone. apart:
+    values may have another size than keys."""
 
     places: tuple[int, ...]
     inner: Layout
@@ -100,6 +104,7 @@ class Reading:
     total: int = 0
     added: bool = False
     alone: bool = False
+    apart: bool = False
 
     @property
     def single(self) -> bool:
@@ -114,15 +119,17 @@ class Reading:
             heads, group = 1, 2
         heads = self.heads or heads
         heads, group = self.of_total(heads, group)
-        given = inputs_of(self, batch, heads, group, queries, keys, width, seed, size)
+        values = VALUES[seed] if self.apart else width
+        given = inputs_of(self, batch, heads, group, queries, keys, width, seed, size, values)
         if seed == len(SIZES) - 1:
             self.own[0].of(given[self.places[0]])[..., 0, 0] = math.nan
         return tuple(given)
 
     def longer(self, length: int, width: int) -> tuple[Tensor, ...]:
-        """Of many heads where the length is little."""
+        """Of many heads where the length is little. Of values that are apart, the largest size beside the least."""
         heads, group = self.of_total(self.heads or (64 if length < 9 else 1), self.group or 1)
-        return tuple(inputs_of(self, 1, heads, group, length, length, width, 0, 1.0))
+        values = WIDTHS[-1 - WIDTHS.index(width)] if self.apart else width
+        return tuple(inputs_of(self, 1, heads, group, length, length, width, 0, 1.0, values))
 
     def of_total(self, heads: int, group: int) -> tuple[int, int]:
         """Numbers of key heads, and of query heads for each, with as many query heads as there are logits for."""
@@ -142,14 +149,16 @@ def inputs_of(
     width: int,
     seed: int,
     size: float,
+    values: int | None = None,
 ) -> list[Tensor]:
+    """``values``: their size, where it is another than that of queries and keys."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return size * torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    sides = [(heads * group, queries), (heads, keys), (heads, keys)]
-    qkv = [normal(batch, *side, width) for side in sides]
+    sides = [(heads * group, queries, width), (heads, keys, width), (heads, keys, values or width)]
+    qkv = [normal(batch, *side) for side in sides]
     far = size == max(known[-1] for known in SIZES)
     if far:  # what two queries see of the first key is less than many a number that hides the rest
         qkv[0][:, :, :2] = -qkv[1][:, :, :1].repeat_interleave(group, 1)

@@ -15,12 +15,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from ferryman.ops.attention.arguments import MAX_HEAD_DIM
-from ferryman.ops.attention.orders import MASKS, ONE_BATCH, SIZED, SIZES, Reading
+from ferryman.ops.attention.orders import MASKS, ONE_BATCH, SIZED, SIZES, WIDTHS, Reading
 from ferryman.ops.attention.readings import numbers_of, readings_of
 from ferryman.ops.recognition import Block, Layer
-
-_WIDTHS = (*range(4, 129, 4), 144, 160, 176, 192, 224, 256)  # head sizes
-
 
 def layers(block: Block) -> Iterator[Layer]:
     sinks = [shape for shape in block.tensors.values() if math.prod(shape) == max(shape, default=0) > 1]
@@ -42,20 +39,35 @@ def layers(block: Block) -> Iterator[Layer]:
     sides = {side: side for shape in sinks for side in shape}
     # of as many keys as queries alone, where other numbers are refused or give something else
     both = [r for r in (reading, flat) if r is not None]
-    for shared in [True, False] if reading.mask in MASKS and not reading.alone else [True]:
-        for square in [True] if reading.causal else [False, True]:
-            yield _layer(*(replace(r, square=square, shared=shared) for r in both), sides=sides)
-            if reading.causal and reading.mask in ("", SIZED):
-                yield _layer(*(replace(r, square=square, shared=shared, added=True) for r in both), sides=sides)
+    if _takes_other_values(block, reading):
+        yield from _of_any_numbers([replace(r, apart=True) for r in both], sides)
+    yield from _of_any_numbers(both, sides)
     if not (reading.single or sinks):  # the code names its key heads
         for heads in numbers_of(block):
             for square in [True] if reading.causal else [False, True]:
                 yield _layer(replace(reading, square=square, shared=False, heads=heads))
 
 
+def _takes_other_values(block: Block, reading: Reading) -> bool:
+    """Whether the code takes values of another size than its keys."""
+    assert block.shape is not None
+    return block.shape(tuple(replace(reading, apart=True).draw(0))) is not None
+
+
+def _of_any_numbers(both: Sequence[Reading], sides: Mapping[int, int]) -> Iterator[Layer]:
+    reading = both[0]
+    for shared in [True, False] if reading.mask in MASKS and not reading.alone else [True]:
+        for square in [True] if reading.causal else [False, True]:
+            yield _layer(*(replace(r, square=square, shared=shared) for r in both), sides=sides)
+            if reading.causal and reading.mask in ("", SIZED):
+                yield _layer(*(replace(r, square=square, shared=shared, added=True) for r in both), sides=sides)
+
+
 def _layer(reading: Reading, flat: Reading | None = None, *, sides: Mapping[int, int] | None = None) -> Layer:
     """``flat``: the same code does for three dimensions, too. sides: of the logits of its own, which stay."""
-    expression, guard, q = _expression(reading), _guard(reading), f"a{reading.places[0]}"
+    expression, guard = _expression(reading), _guard(reading)
+    q, _, v, *_ = _names(reading)
+    width = f"{q}.shape[{reading.own[0].size}]"
     if flat is not None:
         expression = f"({expression} if {q}.dim() == 4 else {_expression(flat)})"
         guard = f"({guard} if {q}.dim() == 4 else {_guard(flat)})"
@@ -68,8 +80,8 @@ def _layer(reading: Reading, flat: Reading | None = None, *, sides: Mapping[int,
         len(SIZES),
         guard,
         longer=reading.longer,
-        widths=_WIDTHS,
-        width=f"{q}.shape[{reading.own[0].size}]",
+        widths=WIDTHS,
+        width=f"{v}.shape[{reading.own[2].size}] in {WIDTHS} and {width}" if reading.apart else width,
         fills=True,
     )
 
@@ -123,11 +135,13 @@ def _guard(reading: Reading) -> str:
     tests = [
         f"{q}.dim() == {dims} and {k}.dim() == {v}.dim() == {reading.own[1].dims}",
         f"{q}.shape[0] == {k}.shape[0] == {v}.shape[0]",
-        f"{' == '.join(sizes)} <= {MAX_HEAD_DIM}",
+        f"{' == '.join(sizes[:2] if reading.apart else sizes)} <= {MAX_HEAD_DIM}",
         f"{rows[1]} == {rows[2]}",
         f"{q}.numel() > 0 and {k}.numel() > 0 and {v}.numel() > 0",
         f"{q}.dtype is {k}.dtype is {v}.dtype and {q}.dtype.itemsize < 8 and {q}.dtype.is_floating_point",
     ]
+    if reading.apart:
+        tests.append(f"0 < {sizes[2]} <= {MAX_HEAD_DIM}")
     if reading.single and reading.group:
         tests.append(f"{q}.shape[{heads}] == {reading.group}")
     elif heads >= 0 and not reading.single:
