@@ -33,6 +33,11 @@ class Box:
             x.mul_(2)
         return x.clone()
 
+    def double(self):
+        with torch.no_grad():
+            self.kept.mul_(2)
+        return self.kept.clone()
+
 
 class Norm(nn.Module):
     """Each call of the object gives another value."""
@@ -82,6 +87,83 @@ class Inside(Norm):
         return made.square()
 
 
+def normal(made, w):
+    a = made.square()
+    b = made.square()
+    return a * torch.rsqrt(b.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def gated(x, box):
+    g, u = x.chunk(2, -1)
+    h = g * torch.sigmoid(g)
+    t = box.sum(g, 0)
+    return h * u, t
+
+
+class OfFunction(Norm):
+    """A plain function of the file calls it."""
+
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(48, 48)
+
+    def forward(self, x, box):
+        return self.l(normal(box, self.w))
+
+
+class GateOfFunction(Gate):
+    def forward(self, x, box):
+        return gated(self.l(x), box=box)
+
+
+class GateAbove(Gate):
+    """The object writes over what an activation is of, in code of the class above."""
+
+    def forward(self, x, box):
+        g, u = self.l(x).chunk(2, -1)
+        box.kept = g
+        h = F.silu(g)
+        t = box.double()
+        return h * u, t
+
+
+class Above(GateAbove):
+    def forward(self, x, box):
+        return super().forward(x, box)
+
+
+class Beside(Gate):
+    """The object's method keeps its turn: an activation stands next to its product, and another one alone."""
+
+    def forward(self, x, box):
+        t = box.square()
+        g, u = self.l(x).chunk(2, -1)
+        if box is not None:
+            u = u + t.mean()
+        w = u.sigmoid()
+        y = w * F.silu(g)
+        return y, box.square()
+
+
+class Twice(nn.Module):
+    """An activation on either side of a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(48, 48), nn.Linear(48, 48)
+
+    def forward(self, x, box):
+        a = F.silu(self.a(x))
+        b = F.silu(self.b(x))
+        return a * b
+
+
+class Once(Twice):
+    def forward(self, x, box):
+        b = F.gelu(self.b(x))
+        return F.silu(self.a(x)) * b
+
+
 class Loss(nn.Module):
     def __init__(self):
         super().__init__()
@@ -117,7 +199,9 @@ def _called(module: nn.Module, x: Tensor, box: Any, named: bool) -> tuple[Tensor
     return result if isinstance(result, tuple) else (result,)
 
 
-@pytest.mark.parametrize("name", ["Norm", "Gate", "Alias", "Inside"])
+@pytest.mark.parametrize(
+    "name", ["Norm", "Gate", "Alias", "Inside", "OfFunction", "GateOfFunction", "GateAbove", "Above"]
+)
 def test_an_object_with_a_tensors_methods_is_called_as_the_code_says(file: Any, name: str) -> None:
     module, twin = _ported(getattr(file, name))
     x, named = torch.randn(2, 5, 48), name == "Alias"
@@ -128,13 +212,33 @@ def test_an_object_with_a_tensors_methods_is_called_as_the_code_says(file: Any, 
     assert_as_right(actual, lambda given: _called(twin, given, file.Box(), named), x)
 
 
-def test_tensors_are_served_there(file: Any) -> None:
-    module, twin = _ported(file.Norm)
+@pytest.mark.parametrize("name", ["Norm", "OfFunction"])
+def test_tensors_are_served_there(file: Any, name: str) -> None:
+    module, twin = _ported(getattr(file, name))
     x = torch.randn(2, 5, 48)
     with ferryman.trace() as trace, torch.no_grad():
         actual = module(x, x)
-    assert trace.calls
+    assert "rms_norm" in {op for op, _ in trace.calls}
     assert_as_right(actual, lambda given: twin(given, given), x)
+
+
+def test_where_nothing_changes_its_turn_calls_with_an_object_are_served(file: Any) -> None:
+    module, twin = _ported(file.Beside)
+    x = torch.randn(2, 5, 48)
+    with ferryman.trace() as trace, torch.no_grad():
+        actual = _called(module, x, file.Box(), False)
+    assert {"silu_mul", "bias_act"} <= {op for op, _ in trace.calls}
+    assert_as_right(actual, lambda given: _called(twin, given, file.Box(), False), x)
+
+
+@pytest.mark.parametrize("name", ["Twice", "Once"])
+def test_a_product_of_two_activations_has_both(file: Any, name: str) -> None:
+    module, twin = _ported(getattr(file, name))
+    x = torch.randn(2, 5, 48)
+    with ferryman.trace() as trace, torch.no_grad():
+        actual = module(x, None)
+    assert "silu_mul" in {op for op, _ in trace.calls}
+    assert_as_right(actual, lambda given: twin(given, None), x)
 
 
 @pytest.fixture(params=["forward", "class", "hook"])

@@ -496,18 +496,8 @@ def test_training_runs_through_the_scan_and_its_gradient() -> None:
     assert torch.equal(model(input_ids=ids, labels=ids).logits, wanted.logits)
 
 
-# A fault of ours that is not understood: as the first test of a process, their calls with a cache are left as they are.
-_ALONE = pytest.mark.xfail(raises=KeyError, strict=False, reason="with a cache the convolution is not served")
-
-
 @pytest.mark.parametrize(
-    ("family", "scans"),
-    [
-        ("mamba2", True),
-        pytest.param("falcon_h1", True, marks=_ALONE),
-        ("lfm2", False),
-        pytest.param("qwen3_next", False, marks=_ALONE),
-    ],
+    ("family", "scans"), [("mamba2", True), ("falcon_h1", True), ("lfm2", False), ("qwen3_next", False)]
 )
 def test_generation_gives_the_same_tokens(family: str, scans: bool) -> None:
     from ferryman.porting.model.port import port

@@ -6,7 +6,7 @@ import ast
 import types
 from typing import TYPE_CHECKING, Any
 
-from ferryman.porting.model import handing, source, spelling
+from ferryman.porting.model import handing, objects, source, spelling
 from ferryman.porting.model.trace import trusted
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def put(serve: Serve, node: ast.Call) -> bool:
         owner.interfaces.intersection_update(read)
         return False
     serve.methods = {**inner.methods, **serve.methods}
-    node.func = serve._put(_while_current(*above, source.rebuilt(above[2], changed, inner.new)), node.func)
+    plainly = objects.asked(above[2], owner.kind) if inner.turned else {}
+    served = objects.where_plain(source.rebuilt(above[2], changed, inner.new), above[2], plainly)
+    node.func = serve._put(_while_current(*above, served), node.func)
     node.args.insert(0, ast.copy_location(ast.Name(str(serve.self_name), ast.Load()), node))
     return True
 
@@ -53,7 +55,7 @@ def _called(func: ast.expr, function: types.FunctionType, kind: type) -> tuple[t
     return None
 
 
-def _while_current(base: type, name: str, function: types.FunctionType, served: types.FunctionType) -> Any:
+def _while_current(base: type, name: str, function: types.FunctionType, served: Any) -> Any:
     """The served copy of such a function while the class has that, and what it has after that."""
 
     def call(me: Any, *given: Any, **options: Any) -> Any:

@@ -46,6 +46,7 @@ class Search(Proving):
     free: frozenset[str] = field(kw_only=True, default=frozenset())  # children whose call has no effect but its result
     relied: set[str] = field(default_factory=set)  # those past whose calls a part has gone
     parts: list[Part] = field(default_factory=list)
+    turned: bool = False  # what a part computes, or takes, may come at another time than in the code
     whole: bool = False  # a part has two products of values, or is a loop that carries a state
     large: bool = False  # only what has two products of values: what stands between is no part of its own then
     joined: bool = False  # only what is a product with a matrix of ours and takes all that this gives
@@ -260,24 +261,22 @@ class Search(Proving):
     ) -> bool:
         name = f"{PREFIX}{len(self.parts)}"
         given = self._given(body, statement, root, e, leaves)
-        if given is None:
+        relied = None if given is None else self._keeps(body, statement, root, e, leaves, given)
+        if given is None or relied is None:
             return False
         own = ast.Name(self.self_name, ast.Load()) if self.self_name else ast.Constant(None)
         call = ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [own, *given], []), e)
-        relied = self._keeps(body, statement, root, e, leaves, given)
-        if relied is None:
-            return False
         changed = swap(body[statement.index], {id(e): call})
-        past = {n.id for n in given if isinstance(n, ast.Name) and n.id not in statement.names.values()}
-        past |= {
-            n.id for n, x in zip(given, leaves, strict=True) if isinstance(n, ast.Name) and x not in statement.names
-        }
+        taken = zip(given, leaves, strict=True)
+        past = {n.id for n, x in taken if isinstance(n, ast.Name) and x not in statement.names}
         fresh = self._without(body, statement, root, leaves, changed, past)
         part = None if fresh is None else self.shown(root, leaves)
         if part is None or fresh is None:
             return False
         self.parts.append(part)
         self.relied |= relied
+        stands = ordering.stands(self.statements, statement, root, leaves, given)
+        self.turned |= self.choosing or self.turning or not stands
         body[:] = [ast.fix_missing_locations(s) for s in fresh]
         return True
 

@@ -141,6 +141,18 @@ def test_of(names: Mapping[str, Argument]) -> Callable[[tuple[Any, ...], dict[st
     return plain
 
 
+def where_plain(served: Any, function: Any, names: Mapping[str, Argument]) -> Any:
+    """A served copy of a function for calls whose arguments of these names are plain; the function for others."""
+    if not names:
+        return served
+    plain = test_of(names)
+
+    def call(*given: Any, **options: Any) -> Any:
+        return (served if plain(given, options) else function)(*given, **options)
+
+    return call
+
+
 def _is_plain(value: Any) -> bool:
     if type(value) in (tuple, list):
         return all(type(v) in _PLAIN or _is_plain(v) for v in value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,18 @@ def keeps(
     order = _Order(scan, body)
     after = [*order.of_given(statement, given, moved), *order.of_inside(statements, statement, root, leaves)]
     return _same_turns(after)
+
+
+def stands(
+    statements: list[Statement], statement: Statement, root: Node, leaves: tuple[Node, ...], given: list[ast.expr]
+) -> bool:
+    """Whether a part computes just where the code does, and as often: it takes locals alone, no earlier statement has a
+    value of its own, and no value that it follows from is that of two equal expressions."""
+    times = Counter(node for s in statements if s.index <= statement.index for node, _ in s.ops)
+    once = all(times[node] < 2 for node in root.inside(frozenset()) if node.kind == "op")
+    own = root.before(leaves)
+    here = not any(s.binds.keys() & own for s in statements if s.index < statement.index)
+    return once and here and all(isinstance(value, ast.Name) for value in given)
 
 
 def _asked(scan: Any, of: Callable[..., Effects], *parts: ast.AST) -> Effects:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +96,7 @@ class Part:
 class Parted:
     """Functions of a class with parts: (name, the tree that calls them, they, the tree before). Equal by ``key``.
     relied: of a function, what it calls that has no effects, past which a part may have gone; written: what is written
-    out in its tree."""
+    out in its tree. turned: those whose order changed."""
 
     key: str
     inner: bool = field(default=False, compare=False)  # functions that it calls may have parts, too
@@ -106,6 +106,7 @@ class Parted:
     )
     relied: Mapping[str, Relied] = field(default_factory=dict, compare=False, repr=False)
     written: Mapping[str, Sequence[Function]] = field(default_factory=dict, compare=False, repr=False)
+    turned: Collection[str] = field(default=(), compare=False, repr=False)
 
     def of(self, name: str, before: ast.FunctionDef) -> tuple[ast.FunctionDef, tuple[Part, ...]] | None:
         """The tree of a function, if it was made of that one."""

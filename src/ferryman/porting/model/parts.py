@@ -39,7 +39,7 @@ from ferryman.porting.model.uses import served
 _NUMBERS = bool | int | float | str
 # facts: (what a module gave, whether a proof or a test had it)
 _of_class: dict[Any, list[tuple[dict[tuple[str, str], tuple[Any, bool]], Parted]]] = {}
-_of_function: dict[Any, tuple[ast.FunctionDef, tuple[Part, ...]] | None] = {}
+_of_function: dict[Any, tuple[ast.FunctionDef, tuple[Part, ...], bool] | None] = {}
 
 
 def of_module(
@@ -62,6 +62,7 @@ def of_module(
     methods, reached = source.methods(kind), names_reached(kind)
     facts: dict[tuple[str, str], tuple[Any, bool]] = {}
     functions, calm, code = [], dict[str, Relied](), dict[str, Sequence[written.Function]]()
+    turned = set[str]()
     for name in methods:
         if name != "forward" and name not in reached:
             continue
@@ -73,12 +74,14 @@ def of_module(
         before, _ = unrolled.of_sequences(spelling.operators(tree, inner), arguments[0], inner, dict(sequences))
         places = {place for at, place in skipped if at == name}
         search, shown, out = _searched(inner, arguments[0], module, before, places, fresh, free)
-        shown |= adding.in_place(search.tree, arguments[0], norms, fresh)
+        added = adding.in_place(search.tree, arguments[0], norms, fresh)
+        shown |= added
         shown |= gating.in_place(search.tree, arguments[0], fresh)
         facts |= {(name, text): (value, search.asks(text)) for text, value in search.scan.facts.items()}
         if shown:
             functions.append((name, search.tree, tuple(search.parts), ast.dump(before)))
             calm[name] = relied.state_of_calls(module, search.relied)
+            turned |= {name} if search.turned or added else set()
             code[name] = out
     attributes = tuple(
         (n, v) for n, v in vars(module).items() if n in reached and isinstance(v, flow.FUNCTIONS) and v in served()
@@ -88,10 +91,11 @@ def of_module(
     ]
     calls = sorted((n, path, relied.text_of(state)) for n, some in calm.items() for path, state in some)
     name = hashlib.sha256(
-        f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes} {code}".encode()
+        f"{kind.__module__}.{kind.__qualname__} {texts} {calls} {attributes} {code} {sorted(turned)}".encode()
     ).hexdigest()
     none = INNER if module._modules else NONE
-    parted = Parted(name, none.inner, attributes, tuple(functions), calm, code) if functions or attributes else none
+    some = bool(functions or attributes)
+    parted = Parted(name, none.inner, attributes, tuple(functions), calm, code, turned) if some else none
     _of_class[key].append((facts, parted))
     return parted
 
@@ -115,6 +119,7 @@ def _searched(
     if apart is not None and (_multiplies_twice(apart) or _loops(before)):
         search = Search(inner, own, module, tree=apart, skipped=skipped, fresh=fresh, free=free)
         if search.run() and search.whole:
+            search.turned = True
             return search, True, write.functions
     search = Search(inner, own, module, tree=copied(before), skipped=skipped, fresh=fresh, free=free)
     return search, search.run(), ()
@@ -150,16 +155,16 @@ def _fresh(module: nn.Module) -> frozenset[str]:
 
 def of_function(
     function: types.FunctionType, tree: ast.FunctionDef, skipped: set[Any]
-) -> tuple[ast.FunctionDef, tuple[Part, ...]] | None:
-    """A plain function's tree with its parts."""
+) -> tuple[ast.FunctionDef, tuple[Part, ...], bool] | None:
+    """A plain function's tree with its parts, and whether its order changed."""
     key = function, frozenset(skipped)
     if asks_for_locals(tree):
         return None
     if key not in _of_function:
         search = Search(function, None, None, tree=copied(tree), skipped=skipped)
-        _of_function[key] = (search.tree, tuple(search.parts)) if search.run() else None
+        _of_function[key] = (search.tree, tuple(search.parts), search.turned) if search.run() else None
     known = _of_function[key]
-    return None if known is None else (copied(known[0]), known[1])
+    return None if known is None else (copied(known[0]), *known[1:])
 
 
 class _Given:

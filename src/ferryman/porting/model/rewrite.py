@@ -161,7 +161,7 @@ class ServedClass:
                     self.opaque.append(name)
                 else:
                     calm = self.parted.relied.get(name, ())
-                    turned = cut_out is not None or bool(serve.gated)
+                    turned = serve.turned or (cut_out is not None and name in self.parted.turned)
                     plainly = objects.asked(inner, self.kind) if turned else {}
                     tests = (unchanged, objects.test_of(plainly) if plainly else None)
                     out = [f.still(inner, self.kind) for f in self.parted.written.get(name, ())] if cut_out else []
@@ -214,7 +214,10 @@ class ServedClass:
                     serve = Serve(self, function, cut_out[0], False, depth + 1, conditions, cut_out[1])
                     changed = serve.visit(copied(cut_out[0]))
                 if serve.new:
-                    self.helpers[function] = source.rebuilt(function, changed, serve.new), "", None
+                    turned = serve.turned or (cut_out is not None and cut_out[2])
+                    plainly = objects.asked(function, None) if turned else {}
+                    helper = objects.where_plain(source.rebuilt(function, changed, serve.new), function, plainly)
+                    self.helpers[function] = helper, "", None
         return self.helpers[function]
 
 

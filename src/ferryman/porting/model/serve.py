@@ -37,6 +37,7 @@ class Serve(ast.NodeTransformer):
     ) -> None:
         mark_kept(tree)
         self.conditions, self.gated = conditions, set[Any]()  # places of products that are served
+        self.turned, self.pending = False, dict[str, ast.Call]()  # turned: one of these changes the order
         self.parts = {f"{PREFIX}{i}": part for i, part in enumerate(own_parts)}
         self.owner, self.own, self.depth = owner, function, depth
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
@@ -54,7 +55,6 @@ class Serve(ast.NodeTransformer):
         }
         # locals that hold an activation's result for one product alone, and that product stands in the same block
         self.single = {name for name in products if loads[name] == 1 and stores[name] == 1 and name not in arguments}
-        self.pending: dict[str, ast.Call] = {}
         self.called: dict[int, ast.Call] = {}  # by the node that stands where a call's function does
         self.own_methods = source.methods(owner.kind).keys()
         self.learnt = learning.learnt(tree, self.self_name, self.own_methods, owner.entries[0] != "forward")
@@ -71,6 +71,9 @@ class Serve(ast.NodeTransformer):
     # Names
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
+        if isinstance(node.ctx, ast.Load) and node.id in self.pending:  # of two that wait, what the other is times
+            self.turned, waited = True, self.pending.pop(node.id)
+            return self.visit(ast.copy_location(ast.Call(waited.func, [node], waited.keywords), node))
         return self._name(node) if isinstance(node.ctx, ast.Load) else node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -237,8 +240,7 @@ class Serve(ast.NodeTransformer):
         sides = []
         for outcome, body in ((True, node.body), (False, node.orelse)):
             if before is not None:
-                known = self.self_name is not None
-                self.conditions = (*before, (text, outcome, self.self_name or "")) if known else None
+                self.conditions = (*before, (text, outcome, self.self_name)) if self.self_name else None
             sides.append(self._block(body))
             self.conditions = before
         node.body, node.orelse = sides
@@ -276,16 +278,15 @@ class Serve(ast.NodeTransformer):
                     last = i + 1 + spelling.first_named(target.id, body[i + 1 :])
                 if activation is not None and last > i and self._waits(statement.value, body[i + 1 : last]):
                     assert isinstance(statement.value, ast.Call)
-                    self.pending[target.id] = statement.value
-                    statement.value = self.visit(statement.value.args[0])
+                    waited, statement.value = statement.value, self.visit(statement.value.args[0])
+                    self.pending[target.id] = waited
                     statements.append(statement)
                     continue
             statements.append(self.visit(statement))
         return statements
 
     def _waits(self, call: ast.expr, between: list[ast.stmt]) -> bool:
-        """Whether an activation may run after these statements: none changes in place what it is of, or another name
-        of that."""
+        """Whether an activation may run after these statements: none changes in place what it is of, by any name."""
         assert isinstance(call, ast.Call)
         child = isinstance(call.args[0], ast.Call) and attribute_of(call.args[0].func, self.self_name) is not None
         own = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)} - {self.self_name}
@@ -336,8 +337,8 @@ class Serve(ast.NodeTransformer):
         arguments = [arguments[2], *arguments[:2]] if into else arguments
         return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
 
-    def _note(self, node: ast.AST) -> None:
-        place = place_of(node)
+    def _note(self, node: ast.AST, stands: bool = False) -> None:
+        place, self.turned = place_of(node), self.turned or not stands
         self.gated.add(place)
         self.owner.gated.add((self.own.__name__, place))
 
@@ -370,12 +371,12 @@ class Serve(ast.NodeTransformer):
                     call = side
                 else:
                     continue
-                return self._gate(node, call, other, first)
+                return self._gate(node, call, other, first, waiting)
         self.generic_visit(node)
         return node
 
-    def _gate(self, node: ast.BinOp, call: ast.Call, other: ast.expr, first: bool) -> ast.AST:
-        self._note(node)
+    def _gate(self, node: ast.BinOp, call: ast.Call, other: ast.expr, first: bool, waited: bool) -> ast.AST:
+        self._note(node, not waited and (not first or isinstance(other, ast.Name | ast.Constant)))  # nothing between
         dotted = attribute_of(call.func, self.self_name)
         inner, rest = self.visit(call.args[0]), self.visit(other)
         if dotted is not None:
