@@ -134,7 +134,8 @@ class Layer:
     expression that must be one of ``widths``, all of which are tried, where the code computes with it. fills: its code
     may hide scores by a number that a narrow dtype lacks, and raise there; that dtype is then left to it. Elsewhere
     such a number is a bound that no draw reaches, and the block is not the layer. single: code that rounds narrower
-    dtypes at other places keeps these, and float32 is served.
+    dtypes at other places keeps these, and float32 is served. between: what the expression's ops round between them an
+    implementation of a whole op may round, too: the proof in narrower dtypes may be without these roundings.
     """
 
     op: str
@@ -156,6 +157,7 @@ class Layer:
     width: str = ""
     fills: bool = False
     single: bool = False
+    between: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ferryman.ops.attention.orders import MASKS, ONE_BATCH, SIZED, SIZES, WIDTHS
 from ferryman.ops.attention.readings import numbers_of, readings_of
 from ferryman.ops.recognition import Block, Layer
 
+
 def layers(block: Block) -> Iterator[Layer]:
     sinks = [shape for shape in block.tensors.values() if math.prod(shape) == max(shape, default=0) > 1]
     if len(sinks) != len(block.tensors) or len(sinks) > 1 or block.inputs not in (3, 4) or block.run is None:

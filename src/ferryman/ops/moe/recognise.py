@@ -1,22 +1,67 @@
-"""Layers of gated experts in models: two weights of three dimensions, perhaps a bias for each, and a forward of
-(x, ids, weights). Gates with a bound go by proof like the others: what cuts elsewhere than the op stays.
+"""Layers of experts in models: two weights of three dimensions and a forward of (x, ids, weights). With a gate, and
+perhaps a bias for each, they are one op; without, rows are sorted by expert, two products with an activation between
+them, and summed. Gates with a bound go by proof like the others: what cuts elsewhere than the op stays.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ferryman.ops.bias_act.definition import ACTIVATIONS as UNGATED
 from ferryman.ops.moe.definition import ACTIVATIONS, MAX_EXPERTS
 from ferryman.ops.recognition import Block, Layer
 
 _TOKENS, _CHOSEN = 9, 2
 _EXPERTS, _INNER, _WIDTH = 5, 16, 24  # short sides, rows of 16 bytes in 16 bits; none is another's double
 _SEEDS, _BEYOND = 10, 2
+_BESIDE = ("moe_permute", "bias_act", "grouped_linear", "moe_combine")
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """A module's weights in the order of their use, and then its biases; the number of experts, the width of what they
+    are given, and the rows that an expert's second weight is of. turned: the weights have inputs before outputs."""
+
+    names: tuple[str, ...]
+    experts: int
+    width: int
+    inner: int
+    turned: bool
+    gated: bool
+
+    @property
+    def given(self) -> list[str]:
+        return [f"self.{name}{'.mT' * self.turned}" for name in self.names[:2]]
+
+    def sides(self) -> tuple[int, ...]:
+        """Of an expert, shortened as one."""
+        return (self.inner, 2 * self.inner) if self.gated else (self.inner,)
+
+    def named(self) -> str:
+        """A guard: weights of these sides."""
+        first, second = (f" and self.{n}.shape[0] == {self.experts} and {self.width} in " for n in self.names[:2])
+        up, down = (f"self.{n}.shape" for n in self.names[:2])
+        return f"{first}{up} and {self.inner} * {1 + self.gated} in {up}{second}{down} and {self.inner} in {down}"
+
+    def forms(self, ids: str, shares: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """(an op, an expression, the other ops that it calls)."""
+        up, down = self.given
+        if self.gated:
+            biases = ", ".join(f"self.{name}" for name in self.names[2:])
+            bias = f", torch.cat(({biases}), 1)" if biases else ""
+            for activation in ACTIVATIONS:
+                yield "moe_experts", f"ops.moe_experts(a0, {up}, {down}, {ids}, {shares}, {activation!r}{bias})", ()
+            return
+        for activation in UNGATED:
+            inner = f"ops.bias_act(ops.grouped_linear(p[0], {up}, p[1]), None, {activation!r})"
+            summed = f"ops.moe_combine(ops.grouped_linear({inner}, {down}, p[1]), p[2], {shares})"
+            sort = f"ops.moe_permute(a0, {ids}, self.{self.names[0]}.shape[0])"
+            yield "grouped_linear", f"(lambda p: {summed})({sort})", _BESIDE
 
 
 def blocks(block: Block) -> Iterator[Layer]:
@@ -28,30 +73,23 @@ def blocks(block: Block) -> Iterator[Layer]:
         up, down = block.tensors[first], block.tensors[second]
         for turned in (False, True):
             (experts, rows, width), (others, back, inner) = ((x[0], x[2], x[1]) if turned else x for x in (up, down))
-            if not (experts == others <= MAX_EXPERTS and rows == 2 * inner and back == width):
+            gated = rows == 2 * inner
+            if not (experts == others <= MAX_EXPERTS and back == width and (gated or (rows == inner and not biases))):
                 continue
             for pair in (tuple(biases), tuple(biases)[::-1]) if biases else ((),):
                 if [block.tensors[n] for n in pair] == [(experts, rows), (experts, width)][: len(pair)]:
-                    given = f"a0, self.{first}{'.mT' * turned}, self.{second}{'.mT' * turned}"
-                    bias = f", torch.cat((self.{pair[0]}, self.{pair[1]}), 1)" if pair else ""
-                    yield from _layers(block, given, bias, (first, second, *pair), experts, width, inner)
+                    yield from _layers(block, _Experts((first, second, *pair), experts, width, inner, turned, gated))
 
 
-def _layers(
-    block: Block, given: str, bias: str, names: tuple[str, ...], experts: int, width: int, inner: int
-) -> Iterator[Layer]:
-    sizes = {inner: _INNER, 2 * inner: 2 * _INNER}
-    for side, short in ((experts, _EXPERTS), (width, _WIDTH)):
+def _layers(block: Block, of: _Experts) -> Iterator[Layer]:
+    sizes = {side: side // of.inner * _INNER for side in of.sides()}
+    for side, short in ((of.experts, _EXPERTS), (of.width, _WIDTH)):
         sizes.setdefault(side, short)
-    yield from _of_sizes(block, given, bias, names, experts, width, sizes, "")
-    if experts * width * inner <= _SMALL:  # its code may name sides
-        same = {side: side for side in (inner, 2 * inner, experts, width)}
-        sided = [f" and self.{n}.shape[0] == {experts} and {width} in self.{n}.shape and {inner} " for n in names[:2]]
-        first = f"{sided[0]}* 2 in self.{names[0]}.shape"
-        if any(_reads_chosen(block, same, experts, width, first_ids) for first_ids in (True, False)):
-            yield from _of_sizes(
-                block, given, bias, names, experts, width, same, f"{first}{sided[1]}in self.{names[1]}.shape"
-            )
+    yield from _of_sizes(block, of, sizes, "")
+    if of.experts * of.width * of.inner <= _SMALL:  # its code may name sides
+        same = {side: side for side in (*of.sides(), of.experts, of.width)}
+        if any(_reads_chosen(block, same, of.experts, of.width, first_ids) for first_ids in (True, False)):
+            yield from _of_sizes(block, of, same, of.named())
 
 
 _SMALL = 1 << 16
@@ -71,40 +109,38 @@ def _takes_any(block: Block, draw: Callable[[int], tuple[Tensor, ...]], sizes: d
     return block.run is not None and block.run(sizes, draw(_SEEDS - 1)) is not None
 
 
-def _of_sizes(
-    block: Block,
-    given: str,
-    bias: str,
-    names: tuple[str, ...],
-    experts: int,
-    width: int,
-    sizes: dict[int, int],
-    sided: str,
-) -> Iterator[Layer]:
+def _of_sizes(block: Block, of: _Experts, sizes: dict[int, int], sided: str) -> Iterator[Layer]:
+    short = sizes[of.experts], sizes[of.width]
     for ids, shares in ((1, 2), (2, 1)):
-        draw = functools.partial(_draw, sizes[experts], sizes[width], ids == 1)
+        draw = functools.partial(_draw, *short, ids == 1)
+        if block.run is None or block.run(sizes, draw(0)) is None:
+            continue
         takes = _takes_any(block, draw, sizes)
-        whole = functools.partial(_draw, experts, sizes[width], ids == 1)
-        if not takes and sizes[experts] != experts and _takes_any(block, whole, {**sizes, experts: experts}):
+        whole = functools.partial(_draw, of.experts, short[1], ids == 1)
+        if not takes and short[0] != of.experts and _takes_any(block, whole, {**sizes, of.experts: of.experts}):
             continue  # its code names how many there are, and brings numbers among them
         numbers = [(f"a{ids}", "")]
         if takes:  # numbers of no expert give nothing, or come round: `torch.take_along_dim` takes one dtype
-            around = f"torch.remainder(a{ids}, self.{names[0]}.shape[0])"
+            around = f"torch.remainder(a{ids}, self.{of.names[0]}.shape[0])"
             numbers += [(around, f" and a{ids}.dtype is torch.int64")]
-        for (number, kind), activation in itertools.product(numbers, ACTIVATIONS):
-            yield Layer(
-                "moe_experts",
-                f"ops.moe_experts({given}, {number}, a{shares}, {activation!r}{bias})",
-                sizes,
-                draw,
-                _SEEDS,
-                f"a0.dim() == 2 and a0.shape[0] > 0 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
-                f" and a{ids}.shape[0] == a0.shape[0]{''.join(f' and a0.dtype is self.{n}.dtype' for n in names)}"
-                f" and a0.dtype.itemsize < 8 and (a{ids}.dtype is torch.int64 or a{ids}.dtype is torch.int32)"
-                f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8{kind}{sided}",
-                refused=_BEYOND,
-                numbers=ids,
-            )
+        for number, kind in numbers:
+            for op, expression, beside in of.forms(number, f"a{shares}"):
+                yield Layer(
+                    op,
+                    expression,
+                    sizes,
+                    draw,
+                    _SEEDS,
+                    f"a0.dim() == 2 and a0.shape[0] > 0 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
+                    f" and a{ids}.shape[0] == a0.shape[0]"
+                    f"{''.join(f' and a0.dtype is self.{n}.dtype' for n in of.names)}"
+                    f" and a0.dtype.itemsize < 8 and (a{ids}.dtype is torch.int64 or a{ids}.dtype is torch.int32)"
+                    f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8{kind}{sided}",
+                    beside=beside,
+                    refused=_BEYOND,
+                    numbers=ids,
+                    between=not of.gated,
+                )
 
 
 def _draw(experts: int, width: int, ids_first: bool, seed: int) -> tuple[Tensor, ...]:

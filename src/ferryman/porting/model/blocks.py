@@ -50,14 +50,14 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
     chooses = len(weights) < 2 and not module._modules and bool(names_reached(type(module)) & ties.CHOOSES)
     if not plain and not (lines and (hasattr(type(module), PART) or pair or chooses)):
         return None
-    children = {n: activations.gate_of(m) for n, m in module._modules.items() if m is not None}
+    children = {n: _activation(m) for n, m in module._modules.items() if m is not None}
     if not all(children.values()):
         return None
     tensors = {n: tuple(p.shape) for n, p in weights.items()}
     key = (
         state_of(module),
         tuple(tensors.items()),
-        tuple((n, gate.op, gate.extra) for n, gate in children.items() if gate is not None),
+        tuple(children.items()),
     )
     if key not in _roles:
         _roles[key] = None
@@ -69,6 +69,19 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
                 break
         keep_state(module)
     return _roles[key]
+
+
+def _activation(child: nn.Module) -> tuple[str, Any] | None:
+    """What a child without tensors is proven to compute of its input, elementwise."""
+    gate = activations.gate_of(child)
+    if gate is not None:
+        return gate.op, gate.extra
+    if child._modules or child._parameters or child._buffers:
+        return None
+    role = recognise.role_of(child)
+    if not isinstance(role, Role) or role.guards or role.reads or role.tests != (recognise.NARROW,):
+        return None
+    return (role.op, role.expression) if role.gradient and "self." not in role.expression else None
 
 
 def _parameters(kind: Any) -> Iterator[tuple[str, ...]]:
@@ -266,7 +279,7 @@ def _refused(runs: Runs, count: int) -> list[torch.dtype]:
     for dtype in STORAGE:
         given = (*runs.layer.draw(0), *runs.tensors)
         try:
-            runs(False, count, *(x.to(dtype) if x.is_floating_point() else x for x in given))
+            runs(False, count, *(x.to(dtype) if _floating(x) else x for x in given))
         except Exception:  # noqa: BLE001 - foreign code refuses what it likes
             refused.append(dtype)
     return refused if len(refused) < len(STORAGE) else []
@@ -279,8 +292,16 @@ def _prove(runs: Runs, count: int, refusing: Sequence[torch.dtype] = ()) -> Proo
     proof = Proof(False)
     for training in (False, True):
         original, candidate = _sides(runs, training, count)
+        forms = (candidate, functools.partial(_once, candidate)) if layer.between else ()
         proof = prove(
-            original, candidate, inputs, storage=storage, narrow=_NARROW_SEEDS, gradients=layer.gradient, values=True
+            original,
+            candidate,
+            inputs,
+            forms=forms,
+            storage=storage,
+            narrow=_NARROW_SEEDS,
+            gradients=layer.gradient,
+            values=True,
         )
         if not proof.ok:
             return proof
@@ -291,11 +312,20 @@ def _prove(runs: Runs, count: int, refusing: Sequence[torch.dtype] = ()) -> Proo
     return _close(*_sides(runs, False, count), inputs, proof)
 
 
+def _once(candidate: Any, *given: Any) -> Any:
+    """Its result in the first input's dtype, without the roundings between its ops."""
+    return candidate(*(x.double() if _floating(x) else x for x in given)).to(given[0].dtype)
+
+
+def _floating(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
 @torch.no_grad()
 def _close(original: Any, candidate: Any, inputs: list[tuple[Any, ...]], proof: Proof) -> Proof:
     """The proof, unless what callers get in float32 is another computation than the one that was followed."""
     for given in inputs[:_NARROW_SEEDS]:
-        low = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
+        low = [x.float() if _floating(x) else x for x in given]
         try:
             actual, wanted = candidate(*low), original(*low)
         except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason

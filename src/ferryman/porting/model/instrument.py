@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ferryman.porting.model import device_tests, loops, own_calls, source
+from ferryman.porting.model import device_tests, loops, own_calls, skips, source
 from ferryman.porting.model.reports import Reports
 from ferryman.porting.model.source import MISSING
 from ferryman.porting.model.trace import Test, Unproven, modes, trusted
@@ -46,7 +46,8 @@ class Instrument(Reports, ast.NodeTransformer):
     ) -> None:
         self.role, self.depth = role, depth
         self.entered = False
-        self.harmless = set[int]()  # attributes that say how a tensor lies, and decide nothing
+        self.harmless = set[int]()  # attributes that say how a tensor lies, and tests, which decide nothing
+        self.tree = tree
         trace = follower.trace
         reports = {"seen": trace.seen, "same": trace.same, "each": trace.each, "maybe": trace.maybe}
         super().__init__(follower, function, {f"ferryman_{name}": report for name, report in reports.items()})
@@ -108,7 +109,7 @@ class Instrument(Reports, ast.NodeTransformer):
         return isinstance(value, types.FunctionType) and value in modes and not node.args and not node.keywords
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if not node.orelse and all(isinstance(s, ast.Raise) for s in node.body):
+        if id(node) in self.harmless or (not node.orelse and all(isinstance(s, ast.Raise) for s in node.body)):
             return node  # what is refused is no result
         node.test = self._test(node.test)
         node.body = [self.visit(s) for s in node.body]
@@ -147,6 +148,7 @@ class Instrument(Reports, ast.NodeTransformer):
         )
 
     def visit_For(self, node: ast.For) -> ast.AST:
+        self.harmless |= {id(test) for test in skips.of_nothing(node, self.tree)}
         if loops.fixed(node.iter, self.own):
             node.target = self.visit(node.target)
             node.body, node.orelse = [self.visit(s) for s in node.body], [self.visit(s) for s in node.orelse]

@@ -108,6 +108,7 @@ class Refusal:
     proposed: frozenset[str] = frozenset()
 
 
+NARROW = "x.dtype.itemsize < 8 and x.dtype.is_floating_point"
 _roles: dict[tuple[Any, ...], Role | Refusal] = {}
 
 
@@ -322,7 +323,7 @@ def _tests(
             tests.append(f"(x.dtype is {ours[0]} or x.dtype is torch.float32 and {ours[0]}.itemsize < 4)")
         else:
             tests += [f"x.dtype is {dtype}" for dtype in ours]
-        tests.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
+        tests.append(NARROW)
     return tuple(tests)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import types
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -66,7 +67,22 @@ def survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
         if recipe.cuts or recipe.parted.functions
         for name in recipe.served(type(model.get_submodule(path))).cut
     }
+    for path in _inside(model, recipes):
+        del recipes[path]
     return recipes, [item for item in left if item.path not in cut]  # the parent's code serves it
+
+
+def _inside(model: nn.Module, recipes: Mapping[str, Recipe]) -> list[str]:
+    """Those inside of modules that ops stand for, with gradients and without: nobody calls them then."""
+    parents = Counter(id(child) for module in model.modules() for child in module._modules.values())
+    modules = {path: model.get_submodule(path) for path in recipes}
+    roles = {path: r.role for path, r in recipes.items() if modules[path]._modules}
+    whole = [f"{path}." if path else "" for path, role in roles.items() if role is not None and role.gradient]
+    return [
+        path
+        for path in recipes
+        if parents[id(modules[path])] == 1 and any(path != w[:-1] and path.startswith(w) for w in whole)
+    ]
 
 
 def _takes_addition(module: nn.Module) -> bool:
