@@ -184,7 +184,6 @@ LEFT = {
     "FfParallel": "matrices in children, whose rows are cut by a list of counts: its product is served",
     "FfSmoother": "whether numbers have a dimension less is asked on the way",
     "FfBiasedSoft": "a floor under the sum of shares, which those that a bias chooses may fall below",
-    "XiLatent": "values narrower than keys, which no order of heads is drawn with: its softmax is served",
     "XiFewKeys": "heads in groups of an axis of their own, in an order that no layout has: its softmax is served",
     "XiImage": "scores seen in five dimensions, of a bias that queries make: its softmax is served",
     "XiCosine": "each head's scores have a scale of their own, and five dimensions: its softmax is served",

@@ -6,15 +6,17 @@ them, and summed. Gates with a bound go by proof like the others: what cuts else
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ferryman.ops.bias_act.definition import ACTIVATIONS as UNGATED
 from ferryman.ops.moe.definition import ACTIVATIONS, MAX_EXPERTS
-from ferryman.ops.recognition import Block, Layer
+from ferryman.ops.recognition import Block, Definitions, Layer, compiled
 
 _TOKENS, _CHOSEN = 9, 2
 _EXPERTS, _INNER, _WIDTH = 5, 16, 24  # short sides, rows of 16 bytes in 16 bits; none is another's double
@@ -113,7 +115,8 @@ def _of_sizes(block: Block, of: _Experts, sizes: dict[int, int], sided: str) -> 
     short = sizes[of.experts], sizes[of.width]
     for ids, shares in ((1, 2), (2, 1)):
         draw = functools.partial(_draw, *short, ids == 1)
-        if block.run is None or block.run(sizes, draw(0)) is None:
+        outcome = None if block.run is None else block.run(sizes, draw(0))
+        if outcome is None:
             continue
         takes = _takes_any(block, draw, sizes)
         whole = functools.partial(_draw, of.experts, short[1], ids == 1)
@@ -124,7 +127,8 @@ def _of_sizes(block: Block, of: _Experts, sizes: dict[int, int], sided: str) -> 
             around = f"torch.remainder(a{ids}, self.{of.names[0]}.shape[0])"
             numbers += [(around, f" and a{ids}.dtype is torch.int64")]
         for number, kind in numbers:
-            for op, expression, beside in of.forms(number, f"a{shares}"):
+            forms = list(of.forms(number, f"a{shares}"))
+            for op, expression, beside in forms if of.gated else [_nearest(forms, draw(0), outcome)]:
                 yield Layer(
                     op,
                     expression,
@@ -141,6 +145,21 @@ def _of_sizes(block: Block, of: _Experts, sizes: dict[int, int], sided: str) -> 
                     numbers=ids,
                     between=not of.gated,
                 )
+
+
+def _nearest(
+    forms: Sequence[tuple[str, str, tuple[str, ...]]], given: tuple[Tensor, ...], outcome: tuple[Any, dict[str, Tensor]]
+) -> tuple[str, str, tuple[str, ...]]:
+    """The form whose result is nearest to the module's, of the same inputs and weights."""
+    result, weights = outcome
+    module = types.SimpleNamespace(**weights)
+
+    def distance(form: tuple[str, str, tuple[str, ...]]) -> float:
+        computed = compiled(form[1], ("self", "a0", "a1", "a2"), ops=Definitions())(module, *given)
+        alike = isinstance(result, Tensor) and result.shape == computed.shape
+        return float((computed - result).abs().max().nan_to_num(torch.inf)) if alike else torch.inf
+
+    return min(forms, key=distance)
 
 
 def _draw(experts: int, width: int, ids_first: bool, seed: int) -> tuple[Tensor, ...]:
