@@ -80,6 +80,50 @@ EVIDENCE = (Evidence("gathered", _cases, fills=(Fill("places", "places in the pa
 ''',
 }  # source by module
 
+SCALED = {
+    "definition": '''
+from __future__ import annotations
+import torch
+from torch import Tensor
+from ferryman.ops.primitive import Cost, Limits, primitive, wide
+
+EIGHT = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
+
+@primitive(
+    outputs=("y",), check=lambda x, scale, bias: None, meta=lambda x, scale, bias: bias.new_empty(x.shape),
+    cost=lambda x, scale, bias: Cost(1.0, 1.0),
+    limits=Limits(bound=lambda args, outputs: ({"accumulate": wide(args[0]).abs() * wide(args[1])},)),
+    dtypes={"x": EIGHT, "scale": (torch.float8_e8m0fnu,)},
+)
+def scaled(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """``x * scale + bias``: x (T, K) in 8 bits, scale (T, 1) powers of two, bias (K,) in the result's dtype."""
+    return (wide(x) * wide(scale) + wide(bias)).to(bias.dtype)
+''',
+    "implementations": """
+from ferryman.ops.menu import Implementation, menu
+IMPLEMENTATIONS = menu("scaled_ops", Implementation(op="scaled", name="torch"))
+""",
+    "torch_kernels": """
+import torch
+
+def scaled(x, scale, bias, target):
+    return torch.addcmul(bias.float(), x.float(), scale.float()).to(bias.dtype).contiguous()
+""",
+    "evidence": """
+from ferryman.ops.evidence import Evidence
+from ferryman.ops.primitive import Case, TensorSpec
+
+def _cases():
+    return [
+        Case(f"{kind}_{tier}", {"x": TensorSpec((5, 24), f"float8_{kind}"), "bias": TensorSpec((24,)),
+                                "scale": TensorSpec((5, 1), "float8_e8m0fnu")}, tier)
+        for kind in ("e4m3fn", "e4m3fnuz", "e5m2") for tier in ("small", "standard")
+    ]
+
+EVIDENCE = (Evidence("scaled", _cases),)
+""",
+}  # source by module
+
 
 def install(folder: Path, name: str, modules: Mapping[str, str], group: str = "ferryman.ops", value: str = "") -> None:
     """Write a package and what makes importlib find its entry point."""

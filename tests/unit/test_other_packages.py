@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.other_packages import GATHERED, install, run
+from tests.unit.other_packages import GATHERED, SCALED, install, run
 
 CALLS = """
 import json, torch, ferryman
@@ -69,26 +69,36 @@ def test_lists_dtypes_and_optional_scalars_go_both_ways(gathered: Path) -> None:
 
 def test_its_cases_fit_each_other_and_it_is_checked_and_fuzzed(gathered: Path) -> None:
     """The index is drawn from the rows that the parts have; the op names no domain, so its cases are varied."""
-    done = run(gathered, "-c", JUDGED)
+    done = run(gathered, "-c", JUDGED, "gathered")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == {"cases": 3, "verdicts": {"PASS": 18 + 40}}
+    assert json.loads(done.stdout) == {"cases": 3, "dtypes": [], "verdicts": {"PASS": 18 + 40}}
+
+
+def test_tensors_of_8_bits_and_their_scales_are_checked_and_fuzzed(tmp_path: Path) -> None:
+    install(tmp_path, "scaled_ops", SCALED)
+    done = run(tmp_path, "-c", JUDGED, "scaled")
+    assert done.returncode == 0, done.stderr[-3000:]
+    kinds = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e8m0fnu"]
+    assert json.loads(done.stdout) == {"cases": 3, "dtypes": kinds, "verdicts": {"PASS": 18 + 40}}
 
 
 JUDGED = """
-import collections, json
+import collections, json, sys
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.porting.inputs import fuzz
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell
-op = registry.primitive("gathered")
-lines = [registry.implementation("gathered", name) for name in ("torch", "definition")]
+op = registry.primitive(sys.argv[1])
+lines = [registry.implementation(op.name, name) for name in ("torch", "definition")]
 cells = [check_cell(op, line, c, d) for line in lines for d in STORAGE_DTYPES for c in cases_of(op)]
 cells += [check_cell(op, lines[0], c, d) for c, d in fuzz.cases(op, 40)]
 wrong = [cell.reason for cell in cells if cell.verdict != "PASS"]
 assert not wrong, wrong[:3]
 counts = collections.Counter(cell.verdict for cell in cells)
-print(json.dumps({"cases": len(cases_of(op)), "verdicts": counts}))
+specs = [spec for c in cases_of(op) for spec in c.args.values() if hasattr(spec, "dtype")]
+eight = sorted({str(spec.dtype) for spec in specs if str(spec.dtype).startswith("float8")})
+print(json.dumps({"cases": len(cases_of(op)), "dtypes": eight, "verdicts": counts}))
 """
 
 HERE = """

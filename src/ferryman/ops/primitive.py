@@ -244,8 +244,8 @@ class Primitive(Meaning):
 
 
 def wide(x: Tensor) -> Tensor:
-    """The accumulate dtype's view of a tensor: 16-bit floats become float32; float32 and float64 stay."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    """The accumulate dtype's view of a tensor: floats of 16 and 8 bits become float32; what else there is stays."""
+    return x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
 
 
 def primitive(
