@@ -1,4 +1,5 @@
-"""Attention that a module writes out: a head size that another tensor says, and keys without an axis of heads."""
+"""Attention that a module writes out: a head size that another tensor says, keys without an axis of heads, values of
+another size than keys, and a bias that learns."""
 
 from __future__ import annotations
 
@@ -43,6 +44,47 @@ class OneHead(nn.Module):
         return torch.einsum("bhij,bjd->bhid", weights, v)
 
 
+class Apart(nn.Module):
+    """A head's values have ``of`` numbers, its keys eight."""
+
+    def __init__(self, of: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 4 * of)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (4, -1)) for f in (self.q, self.k, self.v))
+        weights = torch.softmax(torch.einsum("bihd,bjhd->bhij", q, k) * 8**-0.5, dim=-1)
+        return torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+
+
+class Named(Apart):
+    """Scaled by the size of its values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (4, -1)) for f in (self.q, self.k, self.v))
+        weights = torch.softmax(torch.einsum("bihd,bjhd->bhij", q, k) * v.shape[-1] ** -0.5, dim=-1)
+        return torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+
+
+class Learned(nn.Module):
+    """A bias of each head and pair is added; it has gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.places = nn.Linear(32, 96), nn.Embedding(11, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        places = torch.arange(x.shape[1], device=x.device)
+        bias = self.places(places[None] - places[:, None] + 5).permute(2, 0, 1).unsqueeze(0)
+        return self._attend(q, k, v, bias).transpose(1, 2).flatten(2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(-1, -2)) * 8**-0.5
+        scores = scores + bias
+        return torch.matmul(torch.softmax(scores, dim=-1), v)
+
+
 def _x(batch: int = 3) -> Tensor:
     return torch.randn(batch, 6, 32, generator=torch.Generator().manual_seed(1))
 
@@ -75,5 +117,41 @@ def test_keys_without_an_axis_of_heads(each: bool) -> None:
     before, x = copy.deepcopy(model), _x(4)  # as many sequences as heads
     ferryman.port(model)
     assert _attends(model, x) != each
+    assert_as_right(model(x), before, x)
+    assert_gradients_as_right(model, before, x)
+
+
+@pytest.mark.parametrize("of", [5, 8, 12])
+def test_values_of_another_size_than_keys(of: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Apart(of)).eval()
+    before, x = copy.deepcopy(model), _x()
+    ferryman.port(model)
+    assert _attends(model, x)
+    assert_as_right(model(x), before, x)
+    assert_gradients_as_right(model, before, x)
+
+
+def test_a_scale_of_the_values_size_is_right_where_keys_have_that_size_alone() -> None:
+    for of in (8, 12):
+        torch.manual_seed(0)
+        model = nn.Sequential(Named(of)).eval()
+        before, x = copy.deepcopy(model), _x()
+        ferryman.port(model)
+        assert _attends(model, x) is (of == 8)
+        assert_as_right(model(x), before, x)
+        assert_gradients_as_right(model, before, x)
+
+
+def test_a_bias_that_learns_has_its_gradients() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Learned()).eval()
+    before, x = copy.deepcopy(model), _x()
+    ferryman.port(model)
+    with ferryman.trace() as trace:
+        model(x).square().sum().backward()
+    assert {"attention", "attention_backward"} <= {op for op, _ in trace.calls}
+    assert model[0].places.weight.grad is not None
+    model.zero_grad()
     assert_as_right(model(x), before, x)
     assert_gradients_as_right(model, before, x)

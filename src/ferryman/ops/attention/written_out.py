@@ -165,5 +165,6 @@ def _guard(reading: Reading) -> str:
         shared = (2, 3, 4) if heads >= 0 else (2, 3)
         places = f"{mask[0]}.dim() in {shared}" if reading.shared else f"{mask[0]}.dim() == {dims}"
         places = f"{mask[0]}.dim() == 2" if reading.alone else places
-        tests.append(f"{places} and {kind} and not {mask[0]}.requires_grad")
+        fixed = "" if reading.mask == "bias" else f" and not {mask[0]}.requires_grad"
+        tests.append(f"{places} and {kind}{fixed}")
     return " and ".join(tests)
