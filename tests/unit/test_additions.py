@@ -302,5 +302,5 @@ def test_it_is_compiled_whole_copied_and_pickled() -> None:
 def test_the_result_is_kept_by_no_local() -> None:
     tree = ast.parse(textwrap.dedent(inspect.getsource(PreNorm.forward))).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    text = ast.unparse(adding.fused(tree, "self", frozenset({"norm"})))
+    text = ast.unparse(adding.fused(tree, "self", frozenset({"norm"}))[0])
     assert "ferryman_y0, h = ferryman_held(self.norm, x, self.mix(x))" in text and "h = ferryman_y0.pop()" in text

@@ -132,6 +132,40 @@ class OfOther(Pool):
         return out
 
 
+class Counts(Pool):
+    """Asks of rows that it adds to, in code whose turns hang together: each takes a share of those before."""
+
+    def forward(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+        out, n = torch.zeros_like(x), 0
+        for e in ids.unique():
+            token, place = torch.where((ids == e) & (shares.abs() > 1e-30))
+            if token.numel() == 0:
+                continue
+            n = n + 1
+            y = self.act(F.linear(x[token], self.up[e])) @ self.down[e].mT
+            out.index_add_(0, token, y * n * shares[token, place, None] / n)
+        return out
+
+
+class Marks(Pool):
+    """As `Counts`, but that a function writes down which experts it was called for."""
+
+    def forward(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+        out, seen = torch.zeros_like(x), torch.zeros(1, dtype=x.dtype)
+        for e in ids.unique():
+            token, place = torch.where((ids == e) & (shares.abs() > 1e-30))
+            if token.numel() == 0:
+                continue
+            y = marked(seen, self.act(F.linear(x[token], self.up[e]))) @ self.down[e].mT
+            out.index_add_(0, token, y * shares[token, place, None])
+        return out * (seen / len(ids.unique()))
+
+
+def marked(seen: Tensor, y: Tensor) -> Tensor:
+    seen.add_(1)
+    return y
+
+
 class Cubed(Pool):
     """An activation that no op has."""
 
@@ -180,7 +214,7 @@ def test_an_activation_inside_is_not_ported_by_itself() -> None:
     assert report.calls()["bias_act"] == 1
 
 
-@pytest.mark.parametrize("kind", [SharesFirst, NotAlone, OfOther, Cubed])
+@pytest.mark.parametrize("kind", [SharesFirst, NotAlone, OfOther, Counts, Marks, Cubed])
 def test_what_looks_like_them_keeps_its_results(kind: Callable[[], nn.Module]) -> None:
     """Small shares are drawn, which none of the proof's are."""
     torch.manual_seed(0)
@@ -202,10 +236,44 @@ def test_what_looks_like_them_keeps_its_results(kind: Callable[[], nn.Module]) -
         torch.testing.assert_close(actual, before(x, ids, shares), rtol=0, atol=0)
 
 
+class Wide(Pool):
+    """Its result is of the shares' dtype."""
+
+    def forward(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+        out = torch.zeros_like(x, dtype=shares.dtype)
+        for e in range(len(self.up)):
+            token, place = torch.where(ids == e)
+            y = self.act(F.linear(x[token], self.up[e])) @ self.down[e].mT
+            out.index_add_(0, token, (y * shares[token, place, None]).to(out.dtype))
+        return out
+
+
+def test_a_result_of_another_inputs_dtype_stays_that() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"experts": Wide().bfloat16().eval()})
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    x, ids = torch.randn(TOKENS, WIDTH).bfloat16(), torch.randint(EXPERTS, (TOKENS, CHOSEN))
+    for dtype in (torch.float32, torch.bfloat16):
+        shares = torch.rand(TOKENS, CHOSEN, dtype=dtype)
+        with ferryman.trace() as trace:
+            actual = model["experts"](x, ids, shares)
+        assert actual.dtype is before["experts"](x, ids, shares).dtype is dtype
+        assert ("grouped_linear" in {op for op, _ in trace.calls}) is (dtype is torch.bfloat16)
+
+
+def test_another_activation_of_the_same_class_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, before, x = _ported(Asks)
+    monkeypatch.setattr(Squared, "forward", lambda self, x: x.sin())
+    assert_as_right(model(x), before, x)
+
+
 SKIP = """
-def f(out, x, where):
+def f(self, out, x, where, seen):
+    n = 0
     for e in range(3):
-        rows = where[e]
+        rows, place = torch.where(where[e])
+        at = seen.count(e)
         {test}
             continue
         y = x[rows] * 2
@@ -213,18 +281,25 @@ def f(out, x, where):
         {add}
     return {result}
 """
-RIGHT = {"test": "if rows.numel() == 0:", "more": "z = g(y)", "add": "out.index_add_(0, rows, z)", "result": "out"}
+RIGHT = {
+    "test": "if rows.numel() == 0:",
+    "more": "z = F.silu(y) @ self.up[e].T + self.act(y)",
+    "add": "out.index_add_(0, rows, z)",
+    "result": "out",
+}
 
 
 def _skips(**other: str) -> int:
     (function,) = ast.parse(textwrap.dedent(SKIP.format(**RIGHT | other))).body
     assert isinstance(function, ast.FunctionDef)
     (loop,) = (s for s in function.body if isinstance(s, ast.For))
-    return len(list(skips.of_nothing(loop, function)))
+    pure = ("torch.where", "F.silu", "F.threshold", "torch.add", "self.act")
+    code = skips.Code(function, "self", frozenset({"up"}), lambda called: ast.unparse(called) in pure)
+    return len(list(skips.of_nothing(loop, code)))
 
 
-@pytest.mark.parametrize("test", ["rows.numel() == 0", "rows.shape[0] == 0", "rows.size(0) == 0", "len(rows) == 0"])
-@pytest.mark.parametrize("add", ["out.index_add_(0, rows, z)", "out[rows] += z"])
+@pytest.mark.parametrize("test", ["rows.numel() == 0", "rows.shape[0] == 0", "rows.size(0) == 0"])
+@pytest.mark.parametrize("add", ["out.index_add_(0, rows, z.to(out.dtype))", "out[rows] += z"])
 def test_such_a_test_decides_nothing(test: str, add: str) -> None:
     assert _skips(test=f"if {test}:", add=add) == 1
 
@@ -234,7 +309,7 @@ def test_such_a_test_decides_nothing(test: str, add: str) -> None:
     [
         {"test": "if rows.numel() == 1:"},
         {"test": "if rows.numel() <= 0:"},
-        {"test": "if other.numel() == 0:"},
+        {"test": "if at.numel() == 0:", "add": "out.index_add_(0, at, z)"},
         {"test": "if rows.shape[1] == 0:"},
         {"add": "out.index_add_(0, y, z)"},
         {"add": "out.index_add_(1, rows, z)"},
@@ -243,9 +318,20 @@ def test_such_a_test_decides_nothing(test: str, add: str) -> None:
         {"add": "out += z"},
         {"more": "z = y.add_(1)"},
         {"more": "z = torch.add(y, 1, out=x)"},
+        {"more": "z = F.threshold(y, 0.5, 1.0, True)"},
+        {"more": "z = note(y)"},
+        {"more": "z = self.note(y)"},
+        {"more": "z = operator.iadd(y, 1)"},
+        {"more": "z = y * self.scale"},
+        {"more": "z = y * at"},
+        {"more": "n = n + 1\n        z = y * n"},
+        {"more": "x = x + 1\n        z = y * x"},
+        {"more": "one = seen[e] = 1.0\n        z = y"},
+        {"more": "self.kept = z = y"},
         {"more": "count += 1"},
         {"more": "rows = z = y"},
         {"more": "z = [y]"},
+        {"more": "z = (lambda: y)()"},
         {"result": "out, z"},
         {"result": "y"},
     ],

@@ -150,15 +150,16 @@ def _fit(a: Any, b: Any) -> bool:
 # Finding them in a tree --------------------------------------------------------------------------------------
 
 
-def fused(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> ast.FunctionDef:
-    """A copy of a method's tree with calls of `CALL` and `CALL_IN_LIST`. norms: attributes, dotted, that take an
-    addition."""
+def fused(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> tuple[ast.FunctionDef, bool]:
+    """(a copy of a method's tree with calls of `CALL` and `CALL_IN_LIST`, whether a sum is computed later than there).
+    norms: attributes, dotted, that take an addition."""
     fused_tree = copied(tree)
     if self_name and norms:
         finder = _Finder(self_name, norms)
         fused_tree.body = finder.block(fused_tree.body)
         finder.visit(fused_tree)
-    return fused_tree
+        return fused_tree, finder.sunk
+    return fused_tree, False
 
 
 def in_place(tree: ast.FunctionDef, self_name: str, norms: frozenset[str], fresh: frozenset[str]) -> bool:
@@ -227,6 +228,7 @@ def outer(node: ast.AST) -> int | None:
 class _Finder(ast.NodeTransformer):
     def __init__(self, self_name: str, norms: frozenset[str]) -> None:
         self.self_name, self.norms, self.count = self_name, norms, 0
+        self.sunk = False  # whether a sum was moved into both sides of a choice
 
     def _norm(self, node: ast.AST) -> ast.expr | None:
         """The one argument of a call of a norm."""
@@ -338,6 +340,7 @@ class _Finder(ast.NodeTransformer):
             bodies.append(self.block(own))
             if not any(isinstance(n, ast.Call) and _is_held(n, call, k) for s in bodies[-1] for n in ast.walk(s)):
                 return None
+        self.sunk = True
         changed = ast.copy_location(ast.If(branch.test, bodies[0], bodies[1]), branch)
         return [*body[:i], changed, *body[end + 1 :]]
 

@@ -24,7 +24,7 @@ from ferryman.porting.model import activations, casting, recognise, source, ties
 from ferryman.porting.model.block_runs import Runs, shape_of, tried
 from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.distance import flat
-from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, names_reached, state_of
+from ferryman.porting.model.leaf import class_code, digest_of, inputs_of, keep_state, names_reached, state_of
 from ferryman.porting.model.proof import STORAGE, Proof, prove
 from ferryman.porting.model.recognise import Refusal, Role
 from ferryman.porting.model.trace import Read, Trace, Unproven
@@ -72,7 +72,7 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
 
 
 def _activation(child: nn.Module) -> tuple[str, Any] | None:
-    """What a child without tensors is proven to compute of its input, elementwise."""
+    """What a child without tensors is proven to compute of any input."""
     gate = activations.gate_of(child)
     if gate is not None:
         return gate.op, gate.extra
@@ -119,6 +119,9 @@ def _role_of(
             followed = follow_module(module, trace, children, undecorated=True)
         except Unproven as error:
             return Refusal(str(error))
+        for kind in {type(module._modules[name]) for name in children}:  # their code was proven elsewhere
+            for name in class_code(kind):
+                trace.note(kind, name, getattr(kind, name))
         runs = Runs(module, followed, tuple(block.tensors), layer, trace)
         proof, refusing = _prove(runs, block.inputs), []
         if not proof.ok and proof.distance is None and layer.fills:
@@ -141,7 +144,7 @@ def _role_of(
             if most and layer.width and _of_widths(runs, block.inputs, children):
                 beyond = [f"{layer.width} in {layer.widths}"]
             beyond += [f"a0.dtype is not {dtype}" for dtype in refusing]
-            tests = [layer.guard, *beyond, *_under_autocast(runs, block.inputs)]
+            tests = [layer.guard, *beyond, *_of_one_dtype(runs, block.inputs), *_under_autocast(runs, block.inputs)]
             layer = replace(layer, guard=" and ".join(tests))
             role = _role(block, parameters, layer, proof, guards, digest_of(type(module)), tuple(trace.reads))
             try:
@@ -198,6 +201,25 @@ def _reads_known(function: Any) -> bool:
 def _under_autocast(runs: Runs, count: int) -> list[str]:
     original, served = _sides(runs, False, count, ops)
     return casting.tests(runs.layer.op, original, served, (*runs.layer.draw(0), *runs.tensors), "a0")
+
+
+@torch.no_grad()
+def _of_one_dtype(runs: Runs, count: int) -> list[str]:
+    """Tests that an input has the first one's dtype, where the block's result has another one beside a wider input."""
+    original, candidate = _sides(runs, False, count)
+    given = [*runs.layer.draw(0), *runs.tensors]
+    tests = []
+    for place in range(1, count):
+        if _floating(given[place]):
+            low = [x.bfloat16() if _floating(x) else x for x in given]
+            low[place] = given[place].float()
+            try:
+                wanted, actual = flat(original(*low)), flat(candidate(*low))
+            except Exception:  # noqa: BLE001 - foreign code, or the op, refuses such a call
+                continue
+            if [x.dtype for x in wanted] != [x.dtype for x in actual]:
+                tests.append(f"a{place}.dtype is a0.dtype")
+    return tests
 
 
 def _sides(runs: Runs, training: bool, count: int, of: Any = None) -> tuple[Any, Any]:

@@ -46,8 +46,8 @@ class Instrument(Reports, ast.NodeTransformer):
     ) -> None:
         self.role, self.depth = role, depth
         self.entered = False
-        self.harmless = set[int]()  # attributes that say how a tensor lies, and tests, which decide nothing
-        self.tree = tree
+        self.harmless = set[int]()  # attributes that say how a tensor lies, and decide nothing
+        self.skipping = set[int]()  # tests that leave out turns which add nothing
         trace = follower.trace
         reports = {"seen": trace.seen, "same": trace.same, "each": trace.each, "maybe": trace.maybe}
         super().__init__(follower, function, {f"ferryman_{name}": report for name, report in reports.items()})
@@ -55,6 +55,7 @@ class Instrument(Reports, ast.NodeTransformer):
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
         self.self_name = arguments[0] if arguments and follower.kind is not None and role != "helper" else None
         self.parameters = set(arguments)
+        self.code = skips.code_of(follower, function, tree, self.self_name)
         stores = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         self.first_store: dict[str, int] = {}
         for node in stores:
@@ -109,7 +110,7 @@ class Instrument(Reports, ast.NodeTransformer):
         return isinstance(value, types.FunctionType) and value in modes and not node.args and not node.keywords
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if id(node) in self.harmless or (not node.orelse and all(isinstance(s, ast.Raise) for s in node.body)):
+        if id(node) in self.skipping or (not node.orelse and all(isinstance(s, ast.Raise) for s in node.body)):
             return node  # what is refused is no result
         node.test = self._test(node.test)
         node.body = [self.visit(s) for s in node.body]
@@ -148,7 +149,7 @@ class Instrument(Reports, ast.NodeTransformer):
         )
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        self.harmless |= {id(test) for test in skips.of_nothing(node, self.tree)}
+        self.skipping |= {id(test) for test in skips.of_nothing(node, self.code)}
         if loops.fixed(node.iter, self.own):
             node.target = self.visit(node.target)
             node.body, node.orelse = [self.visit(s) for s in node.body], [self.visit(s) for s in node.orelse]

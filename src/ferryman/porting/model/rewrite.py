@@ -143,7 +143,7 @@ class ServedClass:
             )
             cut_out = self.parted.of(name, tree)
             tree, own_parts = (tree, ()) if cut_out is None else cut_out
-            tree = adding.fused(tree, arguments[0] if arguments else None, self.norms)
+            tree, sunk = adding.fused(tree, arguments[0] if arguments else None, self.norms)
             self.alone |= adding.alone(tree, arguments[0] if arguments else None, self.norms)
             serve = Serve(self, inner, tree, True, 0, conditions, own_parts)
             before = len(self.interfaces)
@@ -161,7 +161,7 @@ class ServedClass:
                     self.opaque.append(name)
                 else:
                     calm = self.parted.relied.get(name, ())
-                    turned = serve.turned or (cut_out is not None and name in self.parted.turned)
+                    turned = sunk or serve.turned or (cut_out is not None and name in self.parted.turned)
                     plainly = objects.asked(inner, self.kind) if turned else {}
                     tests = (unchanged, objects.test_of(plainly) if plainly else None)
                     out = [f.still(inner, self.kind) for f in self.parted.written.get(name, ())] if cut_out else []

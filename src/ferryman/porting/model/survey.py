@@ -73,15 +73,15 @@ def survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
 
 
 def _inside(model: nn.Module, recipes: Mapping[str, Recipe]) -> list[str]:
-    """Those inside of modules that ops stand for, with gradients and without: nobody calls them then."""
-    parents = Counter(id(child) for module in model.modules() for child in module._modules.values())
+    """Those inside of modules that ops stand for, with gradients and without: only what ops refuse calls them then."""
+    paths = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     modules = {path: model.get_submodule(path) for path in recipes}
     roles = {path: r.role for path, r in recipes.items() if modules[path]._modules}
-    whole = [f"{path}." if path else "" for path, role in roles.items() if role is not None and role.gradient]
+    whole = [f"{path}." if path else "" for path, r in roles.items() if r is not None and r.gradient and not r.guards]
     return [
         path
         for path in recipes
-        if parents[id(modules[path])] == 1 and any(path != w[:-1] and path.startswith(w) for w in whole)
+        if paths[id(modules[path])] == 1 and any(path != w[:-1] and path.startswith(w) for w in whole)
     ]
 
 
