@@ -145,6 +145,23 @@ class Beside(Gate):
         return y, box.square()
 
 
+class Past(nn.Module):
+    """A sum with what the object gives stands before a choice that asks the object."""
+
+    def __init__(self):
+        super().__init__()
+        self.l, self.norm = nn.Linear(48, 48), nn.RMSNorm(48, 1e-6)
+
+    def forward(self, x, box):
+        y = self.l(x)
+        h = box.square() + y
+        if box.calls > 0:
+            h = h + x
+        else:
+            h = h + y
+        return self.norm(h)
+
+
 class Twice(nn.Module):
     """An activation on either side of a product."""
 
@@ -200,7 +217,7 @@ def _called(module: nn.Module, x: Tensor, box: Any, named: bool) -> tuple[Tensor
 
 
 @pytest.mark.parametrize(
-    "name", ["Norm", "Gate", "Alias", "Inside", "OfFunction", "GateOfFunction", "GateAbove", "Above"]
+    "name", ["Norm", "Gate", "Alias", "Inside", "OfFunction", "GateOfFunction", "GateAbove", "Above", "Past"]
 )
 def test_an_object_with_a_tensors_methods_is_called_as_the_code_says(file: Any, name: str) -> None:
     module, twin = _ported(getattr(file, name))

@@ -87,13 +87,9 @@ _LITTLE_CACHE = threshold(
 )
 
 
-def _packed_at(name: str, *, most: bool = False) -> Clause:
+def _packed(name: str, *, most: bool) -> Clause:
     facts = ("q.shape", "k.shape")
     return threshold(f"attention.packed.{name}", "packed tiles of 64 rows", facts, _packed_tiles, most=most)
-
-
-def _idle(name: str) -> Clause:
-    return _packed_at(name, most=True)
 
 
 # Where few tiles would leave most units idle, the keys are divided.
@@ -102,15 +98,15 @@ _KEYS_SHARED = both(
         "attention.packed.each", "keys for each query", ("q.shape", "k.shape"), lambda v: _keys(v) / max(1, _queries(v))
     ),
     either(
-        both(absent("mask"), _idle("idle"), _keys_at_least("divided")),
-        both(_idle("idle_masked"), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
+        both(absent("mask"), _packed("idle", most=True), _keys_at_least("divided")),
+        both(_packed("idle_masked", most=True), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
     ),
 )
 # The other kernel with dropout has larger tiles, whose programs hold their random numbers, too.
 _DROPS = both(
     Clause("dropout", ("dropout_p",), lambda view: view.args["dropout_p"], lambda p: p > 0),
     absent("mask"),
-    _packed_at("dropping"),
+    _packed("dropping", most=False),
 )
 # Of a large cache a bool mask may hide nearly all, which `triton.masked` does not read. The other leads leave these
 # calls out (`unless(_PACKED)`): among lines that lead the profile's order decides.
