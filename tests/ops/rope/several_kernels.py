@@ -2,5 +2,8 @@
 
 from __future__ import annotations
 
-_PACKS = "which kernel serves follows from addresses, which no clause reads: elements in packs, or one by one"
+_PACKS = (
+    "packs are as wide as addresses, lengths and strides allow together (`x.aligned` speaks of 16 bytes alone), and of one"
+    " element they are another kernel"
+)
 SEVERAL = {(op, "cuda"): _PACKS for op in ("rope", "rope_", "rope_backward")}
