@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _PACKS = (
-    "packs are as wide as addresses, lengths and strides allow together (`x.aligned` speaks of 16 bytes alone), and of one"
-    " element they are another kernel"
+    "packs are as wide as addresses, lengths and strides allow together (`x.aligned` speaks of 16 bytes alone), and of "
+    "one element they are another kernel"
 )
 SEVERAL = {(op, "cuda"): _PACKS for op in ("rope", "rope_", "rope_backward")}

@@ -67,7 +67,7 @@ def _layer(reading: Reading, flat: Reading | None = None, *, sides: Mapping[int,
     """``flat``: the same code does for three dimensions, too. sides: of the logits of its own, which stay."""
     expression, guard = _expression(reading), _guard(reading)
     q, _, v, *_ = _names(reading)
-    width = f"{q}.shape[{reading.own[0].size}]"
+    width = f"{q}.shape[{reading.own[0].size}]"  # which the proof says to be one of `WIDTHS`, where that counts
     if flat is not None:
         expression = f"({expression} if {q}.dim() == 4 else {_expression(flat)})"
         guard = f"({guard} if {q}.dim() == 4 else {_guard(flat)})"

@@ -119,7 +119,7 @@ def _role_of(
             followed = follow_module(module, trace, children, undecorated=True)
         except Unproven as error:
             return Refusal(str(error))
-        for kind in {type(module._modules[name]) for name in children}:  # their code was proven elsewhere
+        for kind in dict.fromkeys(type(module._modules[name]) for name in children):  # their code was proven elsewhere
             for name in class_code(kind):
                 trace.note(kind, name, getattr(kind, name))
         runs = Runs(module, followed, tuple(block.tensors), layer, trace)
