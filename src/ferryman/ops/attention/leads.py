@@ -357,11 +357,7 @@ _FEW_QUERIES_OF_MANY_HEADS = both(
 _GRADIENTS_OF_CUDNN = (
     either(
         _ROWS_OF_ONE_HEAD,
-        both(
-            _MORE_ROWS,
-            absent("sinks"),
-            _products_at_most("attention.cudnn.gradients"),
-        ),
+        both(_MORE_ROWS, absent("sinks"), _products_at_most("attention.cudnn.gradients")),
     ),
     unless(_LITTLE_GRADIENTS),
 )

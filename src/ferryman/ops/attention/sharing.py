@@ -87,7 +87,7 @@ _LITTLE_CACHE = threshold(
 )
 
 
-def _packed(name: str, *, most: bool) -> Clause:
+def _rows_shared(name: str, *, most: bool) -> Clause:
     facts = ("q.shape", "k.shape")
     return threshold(f"attention.packed.{name}", "packed tiles of 64 rows", facts, _packed_tiles, most=most)
 
@@ -98,15 +98,15 @@ _KEYS_SHARED = both(
         "attention.packed.each", "keys for each query", ("q.shape", "k.shape"), lambda v: _keys(v) / max(1, _queries(v))
     ),
     either(
-        both(absent("mask"), _packed("idle", most=True), _keys_at_least("divided")),
-        both(_packed("idle_masked", most=True), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
+        both(absent("mask"), _rows_shared("idle", most=True), _keys_at_least("divided")),
+        both(_rows_shared("idle_masked", most=True), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
     ),
 )
 # The other kernel with dropout has larger tiles, whose programs hold their random numbers, too.
 _DROPS = both(
     Clause("dropout", ("dropout_p",), lambda view: view.args["dropout_p"], lambda p: p > 0),
     absent("mask"),
-    _packed("dropping", most=False),
+    _rows_shared("dropping", most=False),
 )
 # Of a large cache a bool mask may hide nearly all, which `triton.masked` does not read. The other leads leave these
 # calls out (`unless(_PACKED)`): among lines that lead the profile's order decides.

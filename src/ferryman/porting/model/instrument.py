@@ -110,8 +110,9 @@ class Instrument(Reports, ast.NodeTransformer):
         return isinstance(value, types.FunctionType) and value in modes and not node.args and not node.keywords
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if id(node) in self.skipping or (not node.orelse and all(isinstance(s, ast.Raise) for s in node.body)):
-            return node  # what is refused is no result
+        refuses = not node.orelse and all(isinstance(s, ast.Raise) for s in node.body)
+        if refuses or id(node) in self.skipping:  # what is refused is no result, and what adds nothing changes none
+            return node
         node.test = self._test(node.test)
         node.body = [self.visit(s) for s in node.body]
         node.orelse = [self.visit(s) for s in node.orelse]
