@@ -37,6 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor, float | None], Tensor]] = {
     "tanh": lambda z, alpha: tanh(z),
     "sigmoid": lambda z, alpha: sigmoid(z),
     "hardswish": lambda z, alpha: z * functional.relu6(z + 3) / 6,
+    "softcap": lambda z, alpha: given(alpha, 30.0) * tanh(z / given(alpha, 30.0)),
 }
 
 

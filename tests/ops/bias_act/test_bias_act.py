@@ -21,7 +21,7 @@ from tests.ops.bias_act import independent
 OP = registry.primitive("bias_act")
 BACKWARD = registry.primitive("bias_act_backward")
 CASES = {case.name: case for case in cases_of(OP)}
-ALPHA = {"leaky_relu": 0.25, "elu": 0.25}
+ALPHA = {"leaky_relu": 0.25, "elu": 0.25, "softcap": 30.0}
 
 
 def drawn(activation: str, kind: str, seed: int = 0) -> tuple[Any, ...]:
@@ -93,7 +93,10 @@ def test_it_runs_through_dispatch_compiled_and_trains() -> None:
     ("change", "message"),
     [
         ({"activation": "mish"}, r"activation is 'mish'; required: gelu, gelu_tanh"),
-        ({"alpha": 0.5}, r"alpha is 0\.5; required: None with gelu; leaky_relu and elu have one"),
+        ({"alpha": 0.5}, r"alpha is 0\.5; required: None with gelu; leaky_relu, elu, softcap have one"),
+        ({"activation": "softcap"}, r"alpha is None; required: the cap of softcap, from 1e-18 to 1e\+18"),
+        ({"activation": "softcap", "alpha": -30.0}, r"alpha is -30\.0; required: the cap of softcap"),
+        ({"activation": "softcap", "alpha": float("inf")}, r"alpha is inf; required: the cap of softcap"),
         ({"activation": "elu", "alpha": float("nan")}, r"alpha is nan; required: a finite number"),
         ({"bias": torch.ones(8)}, r"bias\.shape is \(8,\); required: \(9,\)"),
         ({"bias": torch.ones(1, 9)}, r"bias\.shape is \(1, 9\)"),

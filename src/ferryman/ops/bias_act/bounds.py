@@ -78,6 +78,10 @@ def _value(z: Tensor, moved: Tensor, y: Tensor, activation: str, alpha: float) -
     if activation == "sigmoid":
         _, s, units, _ = _swish(z, activation)
         return y * units + s * (1 - s) * moved, eta + FLUSH
+    if activation == "softcap":
+        # z / alpha is off by 2 units of the last place and alpha's own rounding, tanh by 8; two products
+        steep = 1 - torch.tanh(z / alpha).square()
+        return 10 * y + steep * (5 * z.abs() + moved), 2 * eta * (1 + alpha)
     # hardswish: z + 3, a sixth, two products; the slope is 1.5 at most
     inside = z.abs() < 3 + _EDGE
     return torch.where(inside, 6 * y + 1.5 * moved, 2 * y + moved * (z > 0)), 2 * eta * (1 + z.abs())
@@ -132,6 +136,9 @@ def _gradient(d: Tensor, z: Tensor, moved: Tensor, g: Tensor, activation: str, a
     if activation == "tanh":  # 1 - t^2 cancels: t is off by 8 units
         t = torch.tanh(z).abs()
         return d * (17 * t * t + 2 * t * (1 - t * t) * moved) + 4 * g, nothing
+    if activation == "softcap":
+        t = torch.tanh(z / alpha).abs()
+        return d * (17 * t * t + 2 * t * (1 - t * t) * (5 * size + moved) / alpha) + 4 * g, nothing
     if activation == "sigmoid":  # 1 - s cancels
         _, s, units, _ = _swish(z, activation)
         return d * s * (units + (1 - s) * moved) + 4 * g, FLUSH * d

@@ -19,6 +19,8 @@ _ROOT = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 # what alpha is where the call gives none, as PyTorch's functionals have it
 ALPHAS = {"leaky_relu": 0.01, "elu": 1.0}
+CAPPED = "softcap"  # its alpha is the cap, which the call must give
+_LEAST, _MOST = 1e-18, 1e18  # of a cap: z over it, and its products, stay far inside of float32
 
 
 def _elu(z: Tensor, alpha: float) -> Tensor:
@@ -39,8 +41,10 @@ _FORMULAS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "tanh": lambda z, alpha: torch.tanh(z),
     "sigmoid": lambda z, alpha: torch.sigmoid(z),
     "hardswish": lambda z, alpha: functional.hardswish(z),
+    CAPPED: lambda z, alpha: alpha * torch.tanh(z / alpha),
 }
 ACTIVATIONS = tuple(_FORMULAS)
+UNCAPPED = tuple(name for name in ACTIVATIONS if name != CAPPED)  # whose alpha may be None
 
 
 def _gelu_gradient(d: Tensor, z: Tensor) -> Tensor:
@@ -76,6 +80,7 @@ _GRADIENTS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "tanh": lambda d, z, alpha: d * (1 - torch.tanh(z).square()),
     "sigmoid": lambda d, z, alpha: _sigmoid_gradient(d, z),
     "hardswish": lambda d, z, alpha: torch.where(z <= -3, 0.0, torch.where(z >= 3, d, d * (z / 3 + 0.5))),
+    CAPPED: lambda d, z, alpha: d * (1 - torch.tanh(z / alpha).square()),
 }
 
 
@@ -97,10 +102,14 @@ def _check(
         checks.shaped(op, "bias", bias, x.shape[-1])
     if activation not in ACTIVATIONS:
         raise ArgumentError(op, "activation", repr(activation), ", ".join(ACTIVATIONS))
+    if activation == CAPPED:
+        if alpha is None or not _LEAST <= alpha <= _MOST:
+            raise ArgumentError(op, "alpha", alpha, f"the cap of {CAPPED}, from {_LEAST} to {_MOST}")
+        return
     if alpha is None:
         return
     if activation not in ALPHAS:
-        raise ArgumentError(op, "alpha", alpha, f"None with {activation}; {' and '.join(ALPHAS)} have one")
+        raise ArgumentError(op, "alpha", alpha, f"None with {activation}; {', '.join((*ALPHAS, CAPPED))} have one")
     if not -math.inf < alpha < math.inf:
         raise ArgumentError(op, "alpha", alpha, "a finite number")
 
@@ -139,11 +148,13 @@ def bias_act(x: Tensor, bias: Tensor | None = None, activation: str = "gelu", al
 
     x: any shape, float32, float16 or bfloat16, any strides. bias: (N,), the length of x's last dimension, any of these
     dtypes, or None. activation: "gelu" (by erf), "gelu_tanh", "quick_gelu" (``z * sigmoid(1.702 z)``), "silu", "relu",
-    "relu2" (the square of relu), "leaky_relu", "elu", "tanh", "sigmoid" or "hardswish". alpha: the negative slope of
-    leaky_relu (0.01 if None), the factor of elu (1 if None); finite, and None for the others. Returns x's shape and
-    dtype, its dimensions in memory in the order of x's where no bias lies along another last one, else contiguous.
-    Arithmetic is float32 with one rounding; the sum with the bias is not rounded to x's dtype. Raises ArgumentError.
-    Source: the functionals of these names in torch.nn.functional; So et al., arXiv:2109.08668 (relu2).
+    "relu2" (the square of relu), "leaky_relu", "elu", "tanh", "sigmoid", "hardswish" or "softcap"
+    (``alpha * tanh(z / alpha)``). alpha: the negative slope of leaky_relu (0.01 if None), the factor of elu (1 if
+    None), finite; the cap of softcap, from 1e-18 to 1e18; None for the others. Returns x's shape and dtype, its
+    dimensions in memory in the order of x's where no bias lies along another last one, else contiguous. Arithmetic is
+    float32 with one rounding; the sum with the bias is not rounded to x's dtype. Raises ArgumentError. Source: the
+    functionals of these names in torch.nn.functional; So et al., arXiv:2109.08668 (relu2); Gemma Team,
+    arXiv:2408.00118 (softcap).
     """
     return _FORMULAS[activation](_sum(x, bias), slope(activation, alpha)).to(x.dtype)
 

@@ -28,9 +28,10 @@ from ferryman.ops.primitive import Case, TensorSpec
 
 _ACTIVATIONS = (
     *("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"),
-    *("leaky_relu", "elu", "tanh", "sigmoid", "hardswish"),
+    *("leaky_relu", "elu", "tanh", "sigmoid", "hardswish", "softcap"),
 )
-_ALPHAS = ("leaky_relu", "elu")
+_ALPHAS = ("leaky_relu", "elu", "softcap")
+_CAP = 30.0  # of softcap where a case has no alpha: that of Gemma2's logits
 _GRADIENTS = ("grad_x", "grad_bias")
 
 
@@ -44,6 +45,8 @@ def _call(
     bias_dtype: str = "storage",
     alpha: float | None = None,
 ) -> dict[str, Any]:
+    if activation == "softcap" and alpha is None:
+        alpha = _CAP
     bias = (
         TensorSpec(shape[-1:], bias_dtype, bias_fill, layout if layout == "last" else "contiguous") if biased else None
     )
@@ -62,7 +65,7 @@ def _of_each(activation: str) -> Iterator[Case]:
     # sums of integers meet every kink, 0 and +-3
     yield Case(f"{name}_kinks", _call(name, (5, 257), True, fill="integer", bias_fill="integer", alpha=alpha))
     # past saturation a slope is 0 or 1 (or alpha); 1 - t^2 and 1 - s are then 0, or as small as they are
-    inexact = _GRADIENTS if name in ("tanh", "sigmoid") else ()
+    inexact = _GRADIENTS if name in ("tanh", "sigmoid", "softcap") else ()
     exact = _call(name, (7, 257), True, fill="saturated", bias_fill="integer", alpha=alpha)
     yield Case(f"exact_{name}", exact, exact=True, inexact=inexact)
 
@@ -90,6 +93,8 @@ def _cases() -> Sequence[Case]:
         cases.append(Case(f"bias_{dtype}", _call("silu", (7, 130), True, bias_dtype=dtype)))
     cases.append(Case("no_slope", _call("leaky_relu", (5, 130), True, alpha=0.0)))
     cases.append(Case("negative_alpha", _call("elu", (5, 130), True, alpha=-1.5)))
+    for name, cap in {"tiny_cap": 1e-18, "huge_cap": 1e18}.items():
+        cases.append(Case(name, _call("softcap", (5, 130), True, alpha=cap)))
     for fill in ("offset", "constant", "zeros"):
         cases.append(Case(f"fill_{fill}", _call("gelu", (5, 384), True, fill=fill, bias_fill=fill)))
     deep = _call("silu", (5, 384), True, fill="deep", bias_fill="tiny")
@@ -115,9 +120,11 @@ _FILLS = (
 
 
 def _without(args: dict[str, Any], symbols: Symbols) -> None:
-    """An alpha belongs to two activations only."""
+    """An alpha belongs to three activations only, and softcap's is positive."""
     if args["activation"] not in _ALPHAS:
         args["alpha"] = None
+    if args["activation"] == "softcap" and (args["alpha"] or 0) <= 0:
+        args["alpha"] = _CAP
 
 
 _NAME = re.compile(r"(?P<rows>\d+)x(?P<width>\d+)(-(?P<activation>[a-z_0-9]+?))?(?P<plain>-plain)?")
@@ -163,7 +170,7 @@ EVIDENCE = (
                 "x": Form("... N", MODERATE),
                 "bias": Form("N", MODERATE, optional=True, mixed=True),
                 "activation": _ACTIVATIONS,
-                "alpha": (None, 0.25, -0.5, 1.0, 0.0),
+                "alpha": (None, 0.25, -0.5, 1.0, 0.0, _CAP),
             },
             drawn=_without,
         ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ferryman.ops.bias_act.definition import ACTIVATIONS, ALPHAS
+from ferryman.ops.bias_act.definition import ACTIVATIONS, ALPHAS, CAPPED
 from ferryman.ops.bias_act.definition import bias_act as op_bias_act
 from ferryman.ops.recognition import Candidate, Leaf, Served
 
@@ -24,12 +24,15 @@ _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 def modules(leaf: Leaf) -> Iterator[Candidate]:
     if leaf.lines or leaf.matrices or leaf.scalars:
         return
+    caps = [f"self.{n}" for n, value in {**leaf.numbers, **leaf.integers}.items() if value > 0]
+    caps += [repr(float(value)) for value in dict.fromkeys((*leaf.constants, *leaf.whole)) if value > 0]
     # a spelling may have another slope at a kink, or none where what it divides by is infinite
     for gradient, name in itertools.product((True, False), ACTIVATIONS):
-        if name in ALPHAS:
-            for alpha in leaf.numbers:
-                yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r}, self.{alpha})", _WIDTH, gradient=gradient)
-        yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r})", _WIDTH, gradient=gradient)
+        own = [f"self.{n}" for n in leaf.numbers] if name in ALPHAS else caps if name == CAPPED else []
+        for alpha in own:
+            yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r}, {alpha})", _WIDTH, gradient=gradient)
+        if name != CAPPED:
+            yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r})", _WIDTH, gradient=gradient)
 
 
 def _of_functional(function: Callable[..., Tensor], activation: str) -> Served:

@@ -34,6 +34,8 @@ def _activated(z: Tensor, activation: str, alpha: float) -> Tensor:
         return functional.leaky_relu(z, alpha)
     if activation == "elu":
         return functional.elu(z, alpha)
+    if activation == "softcap":
+        return alpha * torch.tanh(z / alpha)
     if activation == "hardswish":
         return z * (functional.relu6(z + 3) * (1 / 6))  # functional.hardswish multiplies first, and overflows
     y: Tensor = getattr(torch, activation)(z) if activation != "silu" else functional.silu(z)
@@ -41,7 +43,7 @@ def _activated(z: Tensor, activation: str, alpha: float) -> Tensor:
 
 
 # of several kernels: 16 bits would round between them
-_SEVERAL = ("quick_gelu", "hardswish")
+_SEVERAL = ("quick_gelu", "hardswish", "softcap")
 
 
 def _one_pass(z: Tensor, activation: str) -> bool:
@@ -106,6 +108,8 @@ def _gradient(d: Tensor, z: Tensor, activation: str, alpha: float) -> Tensor:
         return torch.where(z > 0, d, d * (alpha * torch.exp(z.clamp(max=0.0))))
     if activation == "tanh":
         return aten.tanh_backward(d, torch.tanh(z))
+    if activation == "softcap":
+        return aten.tanh_backward(d, torch.tanh(z / alpha))
     if activation == "sigmoid":
         return aten.sigmoid_backward(d, torch.sigmoid(z))
     return torch.where(z <= -3, 0.0, torch.where(z >= 3, d, d * (z * (1 / 3) + 0.5)))

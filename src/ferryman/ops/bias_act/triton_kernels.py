@@ -30,7 +30,7 @@ _KINDS = {
     for kind, name in enumerate(
         (
             *("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"),
-            *("leaky_relu", "elu", "tanh", "sigmoid", "hardswish"),
+            *("leaky_relu", "elu", "tanh", "sigmoid", "hardswish", "softcap"),
         )
     )
 }
@@ -93,6 +93,8 @@ def _activated(z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
     if KIND == 9:
         s, _ = _sigmoid(z, EXACT)
         return s
+    if KIND == 11:
+        return alpha * tanh(z / alpha)
     # a sixth after the product would leave float32
     inner = tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, 6.0, z + 3.0))
     return z * (inner * 0.16666666666666666)
@@ -120,6 +122,9 @@ def _gradient(d, z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
     if KIND == 9:
         s, rest = _sigmoid(z, EXACT)
         return d * (s * rest)
+    if KIND == 11:
+        t = tanh(z / alpha)
+        return d * (1.0 - t * t)
     return tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, d, d * (z * 0.3333333333333333 + 0.5)))
 
 
@@ -302,37 +307,41 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, alpha: float | Non
 
 
 def bias_act_backward(
-    grad: Tensor, x: Tensor, bias: Tensor | None, activation: str, alpha: float | None, target: Target
+    grad: Tensor, x: Tensor, bias: None, activation: str, alpha: float | None, target: Target
 ) -> tuple[Tensor, Tensor]:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    kind, slope, options = _KINDS[activation], _alpha(activation, alpha), _options(target)
-    if bias is None:
-        nothing = torch.empty(0, dtype=x.dtype, device=x.device)
-        if x.numel() == 0:
-            return out, nothing
-        flat = x.is_contiguous() and grad.is_contiguous()
-        (grad, x), rows, width, strides = _views(flat, grad, x)
-        together, block = _blocks(target, width, rows, max(strides))
-        grid = (triton.cdiv(rows, together) * triton.cdiv(width, block),)
-        launch(
-            _backward,
-            grid,
-            grad,
-            x,
-            out,
-            *strides,
-            rows,
-            width,
-            slope,
-            kind,
-            flat,
-            together,
-            block,
-            device=out.device,
-            num_warps=WARPS,
-            **options,
-        )
+    """Without a bias: elementwise."""
+    out, nothing = (torch.empty(shape, dtype=x.dtype, device=x.device) for shape in (x.shape, 0))
+    if x.numel() == 0:
         return out, nothing
+    flat = x.is_contiguous() and grad.is_contiguous()
+    (grad, x), rows, width, strides = _views(flat, grad, x)
+    together, block = _blocks(target, width, rows, max(strides))
+    launch(
+        _backward,
+        (triton.cdiv(rows, together) * triton.cdiv(width, block),),
+        grad,
+        x,
+        out,
+        *strides,
+        rows,
+        width,
+        _alpha(activation, alpha),
+        _KINDS[activation],
+        flat,
+        together,
+        block,
+        device=out.device,
+        num_warps=WARPS,
+        **_options(target),
+    )
+    return out, nothing
+
+
+def bias_act_backward_columns(
+    grad: Tensor, x: Tensor, bias: Tensor, activation: str, alpha: float | None, target: Target
+) -> tuple[Tensor, Tensor]:
+    """With a bias, whose gradient sums columns."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty(bias.shape, dtype=bias.dtype, device=x.device)
     if x.numel() == 0:
         return out, total.zero_()
@@ -355,13 +364,13 @@ def bias_act_backward(
         rows,
         each,
         width,
-        slope,
-        kind,
+        _alpha(activation, alpha),
+        _KINDS[activation],
         together,
         block,
         device=out.device,
         num_warps=WARPS,
-        **options,
+        **_options(target),
     )
     # of many spans, which are many for short rows: few columns and much at once, or few blocks wait for long
     lines, columns, warps = (32, 64, 4) if spans <= 32 else (512, 16, 8)
@@ -387,8 +396,13 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     def calls(rows: int, width: int, gap: int, biased: bool, activation: str) -> None:
         x = torch.empty(rows, width + gap, dtype=kind, device="meta")[:, :width]
         bias = torch.empty(width, dtype=kind, device="meta") if biased else None
-        bias_act(x, bias, activation, None, target)
-        bias_act_backward(torch.empty(rows, width, dtype=kind, device="meta"), x, bias, activation, None, target)
+        alpha = 30.0 if activation == "softcap" else None
+        grad = torch.empty(rows, width, dtype=kind, device="meta")
+        bias_act(x, bias, activation, alpha, target)
+        if bias is None:
+            bias_act_backward(grad, x, None, activation, alpha, target)
+        else:
+            bias_act_backward_columns(grad, x, bias, activation, alpha, target)
 
     shapes = [(8192, 4096, 0, biased, name) for biased in (True, False) for name in _KINDS]
     shapes += [(4096, 64, 64, True, "gelu"), (4096, 64, 64, False, "gelu"), (61, 257, 0, True, "silu")]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ferryman.ops.bias_act.definition import ACTIVATIONS as UNGATED
+from ferryman.ops.bias_act.definition import UNCAPPED as UNGATED
 from ferryman.ops.moe.definition import ACTIVATIONS, MAX_EXPERTS
 from ferryman.ops.recognition import Block, Definitions, Layer, compiled
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,21 @@ _CATCHES = {"Try", "TryStar", "With", "AsyncWith"}  # behind which code may go o
 def ends(body: list[ast.stmt], tree: ast.AST) -> bool:
     """Whether nothing of a function runs after a block."""
     return isinstance(body[-1], ast.Return) and _CATCHES.isdisjoint(type(n).__name__ for n in ast.walk(tree))
+
+
+def replaced(name: str, rest: Sequence[ast.stmt | None], tree: ast.AST) -> bool:
+    """Whether statements of a block put another value in a local, in any case, so that what stands after the block sees
+    no earlier one."""
+    if not _CATCHES.isdisjoint(type(n).__name__ for n in ast.walk(tree)):
+        return False
+    for statement in filter(None, rest):
+        if isinstance(statement, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == name for t in statement.targets
+        ):
+            return True
+        if not isinstance(statement, ast.Assign | ast.Expr):
+            return False
+    return False
 
 
 def more_than_one_of(cuts: frozenset[frozenset[Node]], cut: frozenset[Node]) -> bool:

@@ -382,7 +382,7 @@ class Search(Proving):
             if not inner or all(node.fact() for node in inner):  # sizes may be read by others, too
                 continue
             for name in bound[index].values():
-                outside = name in outer
+                outside = name in outer and not cut_rules.replaced(name, fresh[index + 1 :], self.tree)
                 looped = self.repeated and any(name in read(s) for s in fresh[:index] if s is not None)
                 mine = (changed, read(changed).count(name) == 1) if name in past else (None, False)
                 if outside and all(node.kind == "self" or node.fact() for node in inner):

@@ -46,9 +46,11 @@ def leaf_of(module: nn.Module, fixed: Mapping[str, float] | None = None) -> Leaf
             if isinstance(v, float) and isinstance(n, str):
                 numbers[f"{name}[{n!r}]" if inside is value else f"{name}.{n}"] = v
     constants: list[float] = [*(fixed or {}).values()]
+    whole: list[int] = []
     for function in source.methods(type(module)).values():
         inner = source.innermost(function)
         constants += [c for c in inner.__code__.co_consts if isinstance(c, float)]
+        whole += [c for c in inner.__code__.co_consts if type(c) is int and c > 1]
         constants += [d for d in inner.__defaults__ or () if isinstance(d, float)]
         constants += [v for v in source.names_of(inner).values() if isinstance(v, float)]
     constants += [v for v in source.members(type(module)).values() if isinstance(v, float)]
@@ -68,6 +70,7 @@ def leaf_of(module: nn.Module, fixed: Mapping[str, float] | None = None) -> Leaf
         max(1, len(pair_of(type(module)))),
         rows,
         columns,
+        tuple(dict.fromkeys(whole)),
     )
 
 

@@ -1,0 +1,178 @@
+"""Logits that code caps by a tanh are one call; what differs a little from that keeps its tanh."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ferryman
+from tests.unit.test_disguises import assert_as_right
+
+
+class Activations(TorchDispatchMode):
+    """Which activations run, with their alphas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, float | None]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.ferryman.bias_act.default:
+            self.calls.append((args[2], args[3]))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclasses.dataclass
+class Config:
+    cap: float
+
+
+class Capped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(32, 64)
+        self.cap, self.whole, self.other = 20.0, 15, 21.0
+        self.config = Config(cap=20.0)
+
+    def forward(self, x: Tensor) -> Any:
+        raise NotImplementedError
+
+
+class OneExpression(Capped):
+    def forward(self, x: Tensor) -> Any:
+        return self.cap * torch.tanh(self.head(x) / self.cap)
+
+
+class Statements(Capped):
+    def forward(self, x: Tensor) -> Any:
+        y = self.head(x)
+        y = y / self.cap
+        y = torch.tanh(y)
+        return y * self.cap
+
+
+class InsideOfIf(Capped):
+    """As transformers writes it: the block's last statement puts another value in the local that is read after it."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        y = self.head(x)
+        if self.config.cap is not None:
+            y = y / self.config.cap
+            y = torch.tanh(y)
+            y = y * self.config.cap
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(y, labels)
+        return (y,) if loss is None else (y, loss)
+
+
+class Literal(Capped):
+    def forward(self, x: Tensor) -> Any:
+        softcap = 15
+        y = self.head(x)
+        return softcap * torch.tanh(y / softcap)
+
+
+class WholeAttribute(Capped):
+    def forward(self, x: Tensor) -> Any:
+        return torch.tanh(self.head(x) / self.whole) * self.whole
+
+
+class TwoCaps(Capped):
+    def forward(self, x: Tensor) -> Any:
+        return self.other * torch.tanh(self.head(x) / self.cap)
+
+
+class LeavesBetween(Capped):
+    """A call may leave with the value that is not capped yet."""
+
+    def forward(self, x: Tensor, early: bool = False) -> Any:
+        y = self.head(x)
+        if self.cap is not None:
+            y = y / self.cap
+            if early:
+                return y
+            y = torch.tanh(y)
+            y = y * self.cap
+        return y
+
+
+class GoesOnAfterAnError(Capped):
+    """What is read after the block may be the value from before its last statement."""
+
+    def forward(self, x: Tensor, bad: bool = False) -> Any:
+        y = self.head(x)
+        try:
+            y = y / self.cap
+            y = torch.tanh(y)
+            y = y * (self.missing if bad else self.cap)
+        except AttributeError:
+            pass
+        return y
+
+
+def ported(kind: type[Capped]) -> tuple[nn.Module, nn.Module]:
+    """(as it was, with ops)"""
+    torch.manual_seed(0)
+    model = nn.Sequential(kind()).eval()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    return before, model
+
+
+@pytest.mark.parametrize(
+    ("kind", "cap"),
+    [(OneExpression, 20.0), (Statements, 20.0), (InsideOfIf, 20.0), (Literal, 15.0), (WholeAttribute, 15.0)],
+)
+def test_logits_that_a_tanh_caps_are_one_call(kind: type[Capped], cap: float) -> None:
+    before, model = ported(kind)
+    x = 30 * torch.randn(3, 32)
+    with Activations() as ran, torch.no_grad():
+        actual = model(x)
+    assert ran.calls == [("softcap", cap)]
+    assert_as_right(actual, before, x)
+    for m in (before, model):
+        m.zero_grad()
+    result, wanted = (m(x)[0] if kind is InsideOfIf else m(x) for m in (model, before))
+    result.square().sum().backward()
+    wanted.square().sum().backward()
+    mine, theirs = model[0].head.weight.grad, before[0].head.weight.grad
+    exact = copy.deepcopy(before).double()
+    exact.zero_grad()
+    out = exact(x.double())
+    (out[0] if kind is InsideOfIf else out).square().sum().backward()
+    truth = exact[0].head.weight.grad
+    off = float((theirs.double() - truth).norm())
+    assert 0 < float((mine.double() - truth).norm()) <= 2 * off
+
+
+@pytest.mark.parametrize("kind", [TwoCaps, LeavesBetween, GoesOnAfterAnError])
+def test_what_is_no_cap_keeps_its_tanh(kind: type[Capped]) -> None:
+    before, model = ported(kind)
+    x = 30 * torch.randn(3, 32)
+    with Activations() as ran, torch.no_grad():
+        actual = model(x)
+    assert "softcap" not in {name for name, _ in ran.calls}
+    assert_as_right(actual, before, x)
+
+
+def test_a_call_that_leaves_or_fails_between_gives_what_it_did() -> None:
+    x = torch.randn(3, 32)
+    for kind, option in ((LeavesBetween, {"early": True}), (GoesOnAfterAnError, {"bad": True})):
+        before, model = ported(kind)
+        with torch.no_grad():
+            assert_as_right(model[0](x, **option), lambda given, b=before, o=option: b[0](given, **o), x)
+
+
+def test_another_cap_after_the_port_is_the_cap() -> None:
+    before, model = ported(OneExpression)
+    before[0].cap = model[0].cap = 5.0
+    x = 30 * torch.randn(3, 32)
+    with torch.no_grad():
+        assert_as_right(model(x), before, x)
