@@ -35,7 +35,7 @@ DRAWS = {
     "h200/regret-second": "all ops, H200",
     "h200/regret-attention-fourteenth": "attention and its gradient, H200, whose lockfile has no region of it",
     "h200/regret-attention-sixteenth": "the same, another seed, half of it",
-    "h200/regret-attention-seventeenth": "the same after four rules, another seed, half of it",
+    "h200/regret-attention-seventeenth": "the same after four rules, another seed, whole",
 }
 MODELS = (
     ("h100/whole_models", "compiled"),
