@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ferryman.porting.model import source
+from ferryman.porting.model import reading, source
 
 DROPS = ".training and {}.p > 0"  # of a dropout, which a part has where it changes nothing
 
@@ -64,7 +64,8 @@ TESTS = {"ferryman_child": is_plain_child, "ferryman_matrix": is_matrix_child}
 
 
 def given_by(owner: Any, name: str) -> Any:
-    """A plain attribute; source.MISSING for what a property, or another's `__getattr__`, gives."""
+    """A plain attribute; source.MISSING for what a property, or another's `__getattr__`, gives, and where the class's
+    code for reading one may do more (`reading`)."""
     declared = getattr(type(owner), name, source.MISSING)
     if hasattr(type(declared), "__get__") or isinstance(owner, types.ModuleType | Tensor):
         return source.MISSING
@@ -74,7 +75,9 @@ def given_by(owner: Any, name: str) -> Any:
                 return names[name]
         return declared if type(declared) is dict else source.MISSING  # a table of the class
     reads: Any = type(owner).__getattribute__
-    if reads is not object.__getattribute__ or hasattr(type(owner), "__getattr__"):
+    if reads is not object.__getattribute__:
+        return getattr(owner, name, source.MISSING) if reading.only_reads(type(owner)) else source.MISSING
+    if hasattr(type(owner), "__getattr__"):
         return source.MISSING
     return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared
 
