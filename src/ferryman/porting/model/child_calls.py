@@ -74,10 +74,10 @@ def given_by(owner: Any, name: str) -> Any:
             if name in names:
                 return names[name]
         return declared if type(declared) is dict else source.MISSING  # a table of the class
-    reads: Any = type(owner).__getattribute__
-    if reads is not object.__getattribute__:
-        return getattr(owner, name, source.MISSING) if reading.only_reads(type(owner)) else source.MISSING
-    if hasattr(type(owner), "__getattr__"):
+    kind: Any = type(owner)
+    if kind.__getattribute__ is not object.__getattribute__:
+        return getattr(owner, name, source.MISSING) if reading.only_reads(kind) else source.MISSING
+    if hasattr(kind, "__getattr__"):
         return source.MISSING
     return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared
 
