@@ -230,7 +230,7 @@ def attention_backward(
     )
     sums = rows_lse if deterministic else torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device)
     steps = (*over_q, *over_k, *over_v, *over_g)
-    score_scale = scale * _LOG2E
+    score_scale = scale * _LOG2E.value
     tiles = -(-keys // BLOCK_N.value) * batch * kv_heads
     shares, together = deal(batch, kv_heads, group, queries, keys, dim, causal, target.units, target.l2_bytes)
     to_k, to_v = grad_k, grad_v
