@@ -249,6 +249,12 @@ def test_a_line_for_part_of_the_calls_is_edited_and_tried_on_these() -> None:
     assert len({case.name for case, _ in drawn}) == len(drawn)
 
 
+def test_a_line_with_kernels_in_gluon_is_not_edited() -> None:
+    """No interpreter runs Gluon, in whichever of the launcher's files it lies."""
+    for op in ("attention", "attention_backward"):
+        assert sources.lines_of(op, "triton.hopper") == () != sources.lines_of(op, "triton.decode")
+
+
 def test_a_barrier_is_not_decided_where_it_orders_nothing() -> None:
     waits = [m for m in planting.catalogue(["rope_"], None, 0, "triton") if m.operator == "wait removed"]
     here, absent = runner._left(waits, CPU, detect(CPU))

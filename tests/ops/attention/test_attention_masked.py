@@ -308,8 +308,9 @@ def test_launches_follow_from_metadata_alone() -> None:
 def test_kernels_of_calls_without_a_mask_are_untouched() -> None:
     """The masked line has kernels of its own: no code that other lines reach is its, but what they had before."""
     source = Path(ops.__file__).parent / "attention"
-    for name in ("forward_kernels", "triton_kernels", "tile_kernels", "hopper_kernels"):
-        assert "masked_kernels" not in (source / f"{name}.py").read_text(encoding="utf-8")
+    others = [source / f"{name}.py" for name in ("forward_kernels", "triton_kernels", "tile_kernels", "hopper_kernels")]
+    for file in (*others, *source.glob("hopper_*_kernels.py")):
+        assert "masked_kernels" not in file.read_text(encoding="utf-8")
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -20,9 +20,11 @@ import triton.language as tl
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention.hopper_descriptor_kernels import operand, strides
 from ferryman.ops.attention.hopper_dkv_kernels import BLOCK_N, attention_backward_dkv_hopper
 from ferryman.ops.attention.hopper_dq_kernels import attention_backward_dq_hopper
-from ferryman.ops.attention.hopper_kernels import _LOG2E, _strides, operand, runs_on
+from ferryman.ops.attention.hopper_kernels import runs_on
+from ferryman.ops.attention.hopper_softmax_kernels import _LOG2E
 from ferryman.ops.attention.sinks_kernels import delta_of
 from ferryman.ops.attention.tile_kernels import _place
 from ferryman.ops.attention.triton_kernels import backward_arguments, forms, gradients, rest, row_steps
@@ -83,7 +85,7 @@ def attention_backward_rows(
 
 @triton.jit(do_not_specialize=["num_queries", "padded", "apart", "grad_scale"])
 def attention_backward_cast(sums, grad_q, num_queries, padded, apart, grad_scale, HEAD_DIM: tl.constexpr):
-    """dQ from its float32 sum: 64 rows of a head. The sum is in the order of ``hopper_dkv_kernels._add_dq``."""
+    """dQ from its float32 sum: 64 rows of a head. The sum is in the order of ``hopper_fused_kernels.add_dq``."""
     tiles = tl.cdiv(num_queries, 64)
     first = tl.program_id(0) % tiles * 64
     head_id = (tl.program_id(0) // tiles).to(tl.int64)
@@ -197,7 +199,7 @@ def attention_backward(
     apart_q, apart_k = row_steps(q, k, v)
     if q.numel() == 0 or k.numel() == 0:
         return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
-    grad_out, q, k, v = map(operand, (grad_out, q, k, v))
+    (grad_out, over_g), (q, over_q), (k, over_k), (v, over_v) = map(operand, (grad_out, q, k, v))
     out = out if out.stride(-1) == 1 else out.contiguous()
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
@@ -216,8 +218,8 @@ def attention_backward(
         lse,
         rows_lse,
         rows_delta,
-        *_strides(out),
-        *_strides(grad_out),
+        *strides(out),
+        *over_g,
         heads,
         queries,
         padded,
@@ -227,8 +229,8 @@ def attention_backward(
         num_warps=4,
     )
     sums = rows_lse if deterministic else torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device)
-    strides = (*_strides(q), *_strides(k), *_strides(v), *_strides(grad_out))
-    score_scale = scale * _LOG2E
+    steps = (*over_q, *over_k, *over_v, *over_g)
+    score_scale = scale * _LOG2E.value
     tiles = -(-keys // BLOCK_N.value) * batch * kv_heads
     shares, together = deal(batch, kv_heads, group, queries, keys, dim, causal, target.units, target.l2_bytes)
     to_k, to_v = grad_k, grad_v
@@ -250,7 +252,7 @@ def attention_backward(
         to_v,
         sums,
         counters[0],
-        *strides,
+        *steps,
         heads,
         kv_heads * shares,
         shares,
@@ -297,7 +299,7 @@ def attention_backward(
             rows_delta,
             grad_q,
             counters[1],
-            *strides,
+            *steps,
             heads,
             kv_heads,
             group,

@@ -17,8 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ferryman.ops.attention.hopper_descriptor_kernels import described, described_numbers
 from ferryman.ops.attention.hopper_fused_kernels import STAGES, add_dq, consume_member
-from ferryman.ops.attention.hopper_kernels import _barriers, _named_barrier
 from ferryman.ops.attention.hopper_tile_kernels import (
     FACTS,
     FIRST,
@@ -28,7 +28,8 @@ from ferryman.ops.attention.hopper_tile_kernels import (
     START,
     TURNS,
     WORKERS,
-    described,
+    _barriers,
+    _named_barrier,
     fact,
     hidden,
     masks,
@@ -462,8 +463,8 @@ def attention_backward_dkv_hopper(
     v_desc = described(
         v, batch, kv_heads // shares, num_keys, HEAD_DIM, stride_vb, stride_vh, stride_vn, 64, HEAD_DIM, flat_layout
     )
-    lse_desc = tma.make_tensor_descriptor(rows_lse, [batch * num_heads * padded], [1], [BLOCK_M], row_layout)
-    delta_desc = tma.make_tensor_descriptor(rows_delta, [batch * num_heads * padded], [1], [BLOCK_M], row_layout)
+    lse_desc = described_numbers(rows_lse, batch * num_heads * padded, BLOCK_M, row_layout)
+    delta_desc = described_numbers(rows_delta, batch * num_heads * padded, BLOCK_M, row_layout)
     k_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     v_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     q_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, HEAD_DIM], tile_layout)

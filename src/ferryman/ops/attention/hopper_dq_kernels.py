@@ -10,9 +10,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from ferryman.ops.attention.hopper_descriptor_kernels import described
 from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC
-from ferryman.ops.attention.hopper_kernels import _barriers
-from ferryman.ops.attention.hopper_tile_kernels import FACTS, WORKERS, below, described, fact, store_rows, tell
+from ferryman.ops.attention.hopper_tile_kernels import FACTS, WORKERS, _barriers, below, fact, store_rows, tell
 
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)

@@ -17,7 +17,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ferryman.ops.attention.hopper_kernels import _named_barrier
 from ferryman.ops.attention.hopper_tile_kernels import (
     FIRST,
     HEAD,
@@ -26,6 +25,7 @@ from ferryman.ops.attention.hopper_tile_kernels import (
     START,
     TURNS,
     WORKERS,
+    _named_barrier,
     fact,
     hidden,
     masks,

@@ -1,5 +1,5 @@
-"""What attention's tiles on Hopper share, in Gluon: descriptors of tensors, and of the backward pass a producer's words
-to its consumers, masks, and stores from a product's layout.
+"""What attention's tiles on Hopper share, in Gluon: barriers, and of the backward pass a producer's words to its
+consumers, masks, and stores from a product's layout.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 WORKERS = gl.constexpr(2)
 FACTS = gl.constexpr(8)  # int32 for each tile in the ring
@@ -17,23 +17,18 @@ HEAD, FIRST, TURNS, MASKED, START, JUMP = map(gl.constexpr, range(6))
 
 
 @gluon.jit
-def described(
-    ptr,
-    batch,
-    heads,
-    length,
-    width,
-    stride_b,
-    stride_h,
-    stride_m,
-    ROWS: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    layout: gl.constexpr,
-):
-    """A (batch, heads, length, width) tensor, of which a copy takes ``ROWS`` rows and HEAD_DIM columns of one head; of
-    columns beyond ``width`` it reads zeros, and writes nothing."""
-    shape = [batch, heads, length, width]
-    return tma.make_tensor_descriptor(ptr, shape, [stride_b, stride_h, stride_m, 1], [1, 1, ROWS, HEAD_DIM], layout)
+def _named_barrier(INSTRUCTION: gl.constexpr, barrier):
+    """``bar.sync`` or ``bar.arrive`` of two warpgroups. Triton itself takes the first ids only."""
+    asm: gl.constexpr = "{ bar." + INSTRUCTION + " $1, 256; mov.u32 $0, 0; }"
+    gl.inline_asm_elementwise(asm, "=r,r,~{memory}", [barrier], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), ARRIVALS)
+    return bars
 
 
 @gluon.jit

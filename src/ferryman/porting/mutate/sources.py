@@ -85,10 +85,14 @@ def interpretable(op: str) -> tuple[Implementation, ...]:
 
 def _runs(line: Implementation) -> bool:
     file, function = file_of(line)
-    if line.backend != "triton" or not file or "experimental.gluon" in text_of(file):
+    if line.backend != "triton" or not file or any(map(_is_gluon, _closure(file, {function}))):
         return False
     names = python.reachable(_tree(file), {function})
     return bool(names & python.jitted(_tree(file))) or any("jit" in text_of(f) for f in _imports(file, names))
+
+
+def _is_gluon(file: str) -> bool:
+    return "from triton.experimental import gluon" in text_of(file)
 
 
 def lines_of(op: str, implementation: str | None) -> tuple[Implementation, ...]:
@@ -114,9 +118,8 @@ def candidates(op: str, implementation: str | None = None) -> dict[Edit, Impleme
     for line in lines_of(op, implementation):
         file, function = file_of(line)
         for path, names in sorted(_closure(file, {function}).items()):
-            if "experimental.gluon" not in text_of(path):
-                for edit in python.edits(text_of(path), path, names):
-                    edits.setdefault(edit, line)
+            for edit in python.edits(text_of(path), path, names):
+                edits.setdefault(edit, line)
     return edits
 
 
