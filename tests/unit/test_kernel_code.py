@@ -241,3 +241,23 @@ def test_what_a_launcher_chose_between_has_names_of_its_own(measured: str, tmp_p
         ((region, before),) = entries.items()
         assert line in after.times and "triton" not in after.times and after.is_sealed(op, region)
         assert after.times[line] == next(c["seconds"] for c in before["candidates"] if c["implementation"] == "triton")
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_file_of_this_version_gets_the_names_that_lines_have_now(edited: bool, tmp_path: Path) -> None:
+    """What was edited is not sealed anew."""
+    raw = files.document(next(file for file in SHIPPED if file.name == "h200.lock.json.gz"))
+    op = "silu_mul"
+    region, entry = next(iter(raw["choices"][op].items()))
+    for one in (entry, *entry["candidates"]):
+        one["implementation"] = one["implementation"].partition(".")[0]
+    before = lockfile_document.Entry.model_validate(entry).sealed(op, region)
+    entry = before.model_dump() | {"case": "another bfloat16"} if edited else before.model_dump()
+    path = tmp_path / "lock.json"
+    path.write_text(json.dumps({**raw, "choices": {op: {region: entry}}}))
+    migrated = lockfile_migrate.migrate(path)
+    (after,) = lockfile_document.load(path).choices[op].values()
+    assert (migrated.valid, migrated.stale) == ((0, 1) if edited else (1, 0))
+    assert after.implementation == ("cuda" if edited else "cuda.flat") and after.seconds == before.seconds
+    assert after.is_sealed(op, region) is not edited
+    assert (lockfile_document.stale(op, after, region) is None) is not edited

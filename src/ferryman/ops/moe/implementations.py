@@ -159,6 +159,7 @@ SAME_KERNELS = {
         (
             "50b3d28e400a1ab5943eed1ea274573a59033fc0a6a5ef08a3ca11038067fdba",
             "81189d0dd32a36618a908d7cffa5ba66079ae300b20f98693a39a8cba3a2b9c3",
+            "359c38be9def89f01249bb8b1e595c82c3201a373677277a2399de2ec5d7fe24",
         ),
     ),
     "moe_experts_backward": (
