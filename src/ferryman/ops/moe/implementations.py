@@ -163,7 +163,10 @@ SAME_KERNELS = {
         ),
     ),
     "moe_experts_backward": (
-        "81af9060b1461d924651df03997869409806de6386f90c8160104a5e7f0a247e",
-        ("b232caeaef9d8721d7a969bf112f24c4b8bdcd52c06107c3509fc0ee5de3e23b",),
+        "bee8e6c1dc35b84bdcb00ddbc62d4cd741d5931772bbff94400efbf018d4f9b3",
+        (
+            "1e6f118aa9eb2c54c3d2d4186b279b751bfff603d7d059fb9d0c1c309faf6310",
+            "8a2d3013647397d7b004744282e8f86d6674caceaecf62ad107ad5db4a358f43",
+        ),
     ),
 }
