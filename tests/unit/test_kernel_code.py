@@ -11,10 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ferryman import files
 from ferryman.device_profiles import resolve
-from ferryman.dispatch import kernel_code, lockfile_document, lockfile_migrate, registry
+from ferryman.dispatch import kernel_code, lockfile, lockfile_document, lockfile_entry, lockfile_migrate, registry
+from ferryman.ops.moe import implementations as moe
 from ferryman.ops.norm import implementations
 
 KERNELS = '''
@@ -241,3 +243,43 @@ def test_what_a_launcher_chose_between_has_names_of_its_own(measured: str, tmp_p
         ((region, before),) = entries.items()
         assert line in after.times and "triton" not in after.times and after.is_sealed(op, region)
         assert after.times[line] == next(c["seconds"] for c in before["candidates"] if c["implementation"] == "triton")
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_file_of_this_version_gets_the_names_that_lines_have_now(edited: bool, tmp_path: Path) -> None:
+    """What was edited is not sealed anew."""
+    raw = files.document(next(file for file in SHIPPED if file.name == "h200.lock.json.gz"))
+    op = "silu_mul"
+    region, entry = next(iter(raw["choices"][op].items()))
+    for one in (entry, *entry["candidates"]):
+        one["implementation"] = one["implementation"].partition(".")[0]
+    before = lockfile_entry.Entry.model_validate(entry).sealed(op, region)
+    entry = before.model_dump() | {"case": "another bfloat16"} if edited else before.model_dump()
+    path = tmp_path / "lock.json"
+    path.write_text(json.dumps({**raw, "choices": {op: {region: entry}}}))
+    migrated = lockfile_migrate.migrate(path)
+    (after,) = lockfile_document.load(path).choices[op].values()
+    assert (migrated.valid, migrated.stale) == ((0, 1) if edited else (1, 0))
+    assert after.implementation == ("cuda" if edited else "cuda.flat") and after.seconds == before.seconds
+    assert after.is_sealed(op, region) is not edited
+    assert (lockfile_document.stale(op, after, region) is None) is not edited
+
+
+@pytest.mark.parametrize(("tokens", "line"), [(512, "triton.ranks"), (1024, "triton.counted")])
+def test_experts_whose_order_the_launcher_chose_keep_their_times(tokens: int, line: str, tmp_path: Path) -> None:
+    raw = files.document(next(file for file in SHIPPED if file.name == "h200.lock.json.gz"))
+    op, bfloat16 = "moe_experts", torch.bfloat16
+    shapes = {"x": (tokens, 2048), "gate_up": (128, 1536, 2048), "down": (128, 2048, 768)}
+    args: list[Any] = [torch.empty(shape, dtype=bfloat16, device="meta") for shape in shapes.values()]
+    args += [torch.empty(tokens, 8, dtype=dtype, device="meta") for dtype in (torch.int32, torch.float32)]
+    region = lockfile.region(registry.primitive(op), [*args, "silu", None])
+    _, (*_, earlier) = moe.SAME_KERNELS[op]
+    times = {"triton": 1e-4, "torch.loop": 1e-3}
+    candidates = [lockfile_entry.Candidate(implementation=name, seconds=time) for name, time in times.items()]
+    before = lockfile_entry.Entry(implementation="triton", seconds=1e-4, kernels=earlier, candidates=candidates)
+    path = tmp_path / "lock.json"
+    path.write_text(json.dumps({**raw, "choices": {op: {region: before.sealed(op, region).model_dump()}}}))
+    migrated = lockfile_migrate.migrate(path)
+    (after,) = lockfile_document.load(path).choices[op].values()
+    assert (migrated.valid, migrated.stale) == (1, 0) and lockfile_document.stale(op, after, region) is None
+    assert after.times == {line: 1e-4, "torch.loop": 1e-3} and after.implementation == line

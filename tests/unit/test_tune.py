@@ -843,7 +843,7 @@ def test_an_entry_that_is_not_as_it_was_written_does_not_hold(edit: str, tmp_pat
         ("x=float32[2^4,64]c up=float32[2^4,64]c", {}, "no call of silu_mul has the region"),
         (REGION.replace("float32", "banana"), {}, "no call of silu_mul has the region"),
         (REGION, {"configuration": {"name": "wide"}}, "no configuration"),
-        (REGION, {"implementation": "cuda"}, "cuda does not serve cpu devices"),
+        (REGION, {"implementation": "cuda.flat"}, "cuda.flat does not serve cpu devices"),
         (REGION, {"case": "other bfloat16"}, "its case 'other bfloat16' is of another dtype than its region"),
     ],
 )

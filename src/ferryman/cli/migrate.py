@@ -1,4 +1,4 @@
-"""`ferryman migrate`: a lockfile of an earlier version becomes one of this; what was measured stays."""
+"""`ferryman migrate`: a lockfile of an earlier version, or with earlier names, becomes one of today; its times stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ferryman.dispatch.lockfile_migrate import migrate as run
 
 
 def migrate(
-    file: Annotated[Path, typer.Argument(help="A lockfile that `ferryman tune` of an earlier version wrote.")],
+    file: Annotated[
+        Path, typer.Argument(help="A lockfile that `ferryman tune` of this version, or an earlier one, wrote.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", help="Write here; default: in the file's place.")] = None,
 ) -> None:
     """Bring a lockfile to this version.

@@ -1,13 +1,15 @@
-"""Lockfiles of an earlier version, made ones of this: measured times stay, names and digests become today's.
+"""Lockfiles of an earlier version, or of today's with names of before: measured times stay, names and digests become
+today's.
 
 An implementation was called by its backend alone where its launcher chose between kernels: all of them in version 4,
-some until version 6. Each name becomes that of the first line of the backend that serves the region's largest call,
-which is what the launcher did. A digest was of a family's whole files: as they lay in version 4, as Python parsed them
-in version 5. In versions 6 and 7 it was of the code that the op's launchers reach, or those of the lines that were
-tried, with the names of local variables. Where those are the same still, it becomes today's. So does one that the
-family's menu lists under ``SAME_KERNELS``: of version 6, whose launcher chose among the same kernels and launched them
-in the same way, or of version 7, with names of local variables that changed since. Else the kernels changed, and the
-entry stays stale: its times are kept, and `ferryman tune` measures it anew.
+some until version 6, and of version 8 the experts' in Triton and the gated activations' in C++. Each name becomes that
+of the first line of the backend that serves the region's largest call, which is what the launcher did. A digest was of
+a family's whole files: as they lay in version 4, as Python parsed them in version 5. In versions 6 and 7 it was of the
+code that the op's launchers reach, or those of the lines that were tried, with the names of local variables. Where
+those are the same still, it becomes today's. So does one that the family's menu lists under ``SAME_KERNELS``: of a
+launcher that chose among the same kernels and launched them in the same way, or with names of local variables that
+changed since. Else the kernels changed, and the entry stays stale: its times are kept, and `ferryman tune` measures it
+anew. An entry of today's version that is not as `ferryman tune` wrote it is left as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import torch
 from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import registry, select
 from ferryman.dispatch.kernel_code import digest
-from ferryman.dispatch.lockfile_document import MIGRATED, Lockfile
+from ferryman.dispatch.lockfile_document import MIGRATED, VERSION, Lockfile
 from ferryman.dispatch.lockfile_entry import Entry
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, LockfileError
@@ -58,7 +60,7 @@ class Migrated:
 
 
 def migrate(path: Path, to: Path | None = None) -> Migrated:
-    """Write a lockfile of an earlier version as one of today's, in its place or ``to``.
+    """Write a lockfile of an earlier version, or with names of before, as one of today's, in its place or ``to``.
 
     Raises LockfileError where it is no such file, is damaged, or names what there is not.
     """
@@ -72,9 +74,10 @@ def migrate(path: Path, to: Path | None = None) -> Migrated:
             raise LockfileError(f"{path} names the op {op!r}, which there is not; remove its entries first")
         known = registry.primitive(op)
         for region, given in entries.items():
-            entry = _entry(path, known, region, given, profile, renamed)
+            entry = _entry(path, known, region, given, profile, renamed, sealed=raw["version"] == VERSION)
             choices.setdefault(op, {})[region] = entry
-            current = entry.kernels in (digest(op), digest(op, frozenset(c.implementation for c in entry.candidates)))
+            tried = frozenset(c.implementation for c in entry.candidates)
+            current = entry.is_sealed(op, region) and entry.kernels in (digest(op), digest(op, tried))
             up_to_date, stale = up_to_date + current, stale + (not current)
     document = Lockfile(stamp=raw["stamp"], choices=choices)
     write_whole(to or path, (document.model_dump_json(indent=1) + "\n").encode())
@@ -87,8 +90,9 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise LockfileError(f"{path} cannot be read as JSON: {error}") from error
     version = raw.get("version") if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or raw.get("kind") != "ferryman-lockfile" or version not in MIGRATED:
-        known = ", ".join(map(str, MIGRATED))
+    known_versions = (*MIGRATED, VERSION)
+    if not isinstance(raw, dict) or raw.get("kind") != "ferryman-lockfile" or version not in known_versions:
+        known = ", ".join(map(str, known_versions))
         raise LockfileError(f"{path} is of version {version!r}; required: a ferryman-lockfile of version {known}")
     if not isinstance(raw.get("choices"), dict) or not isinstance(raw.get("stamp"), dict):
         raise LockfileError(f"{path} is damaged: it lacks choices or its stamp")
@@ -109,8 +113,13 @@ def _entry(
     given: Mapping[str, Any],
     profile: Profile,
     renamed: Counter[tuple[str, str, str]],
+    *,
+    sealed: bool,
 ) -> Entry:
+    """``sealed``: one without its seal is left as it is."""
     try:
+        if sealed and not (was := Entry.model_validate(given)).is_sealed(op.name, region):
+            return was
         args = representative(op, region)
 
         def name_of(before: str) -> str:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 import ferryman
 from ferryman import ops
+from ferryman.device_profiles import profile
 from ferryman.dispatch import cost, rank, registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.bounded import U32, U64, beyond
 from tests.interpreter import Interpreter
+from tests.lines import launched
 from tests.ops.moe.independent import grouped_linear as plain
 
 GROUPED = registry.primitive("grouped_linear")
@@ -249,11 +251,12 @@ def test_many_rows_of_wide_experts_go_to_cutlass_on_hopper(
     experts, slots = layer[:2]
     args = _layer(rows * experts // slots, *layer, dtype)
     explanation = ferryman.explain(ops.moe_experts, *args, device=device)
-    forward = first if rows >= 1400 else "triton"
-    assert explanation.chosen == forward
-    assert explanation.source == ("menu" if forward == "torch.grouped_mm" else "profile")
+    ours = "triton.ranks" if args[3].numel() <= 4096 else "triton.counted"
+    leads = rows >= 1400 and first != "triton"
+    assert explanation.chosen == ("torch.grouped_mm" if leads else ours)
+    assert explanation.source == ("menu" if leads else "profile")
     back = ferryman.explain("moe_experts_backward", args[0], *args, "silu", None, *[True] * 5, device=device)
-    assert back.chosen == first
+    assert back.chosen == (ours if first == "triton" else first)
     x, weight, ends = _meta(rows * experts, 2048, dtype=dtype), _meta(experts, 512, 2048, dtype=dtype), experts
     # a product alone pays for no steps beside it: the widths of QWEN will do
     alone = "torch.grouped_mm" if (device, dtype, rows >= 450) == ("h100", torch.bfloat16, True) else first
@@ -267,20 +270,35 @@ def test_many_rows_of_wide_experts_go_to_cutlass_on_hopper(
 def test_requests_and_measured_times_go_before_a_line_that_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     args = _layer(8192, *MIXTRAL, torch.bfloat16)
     with ferryman.use("triton"):
-        assert ferryman.explain(ops.moe_experts, *args, device="h100").chosen == "triton"
+        assert ferryman.explain(ops.moe_experts, *args, device="h100").chosen == "triton.counted"
     ranked = rank.rank("moe_experts", (*args, "silu", None), "h100")
-    assert [r.implementation for r in ranked][:2] == ["torch.grouped_mm", "triton"]
-    times = {"triton": (1e-3, 0.01), "torch.grouped_mm": (2e-3, 0.01)}
+    assert [r.implementation for r in ranked][:2] == ["torch.grouped_mm", "triton.counted"]
+    times = {"triton.counted": (1e-3, 0.01), "torch.grouped_mm": (2e-3, 0.01)}
     monkeypatch.setattr(cost, "knows", lambda op, profile: True)
     monkeypatch.setattr(cost, "predictions", lambda op, work, profile: times)
     explanation = ferryman.explain(ops.moe_experts, *args, device="h100")
-    assert (explanation.chosen, explanation.source) == ("triton", "predicted by the cost model")
+    assert (explanation.chosen, explanation.source) == ("triton.counted", "predicted by the cost model")
     monkeypatch.setattr(cost, "predictions", lambda op, work, profile: {})
     explanation = ferryman.explain(ops.moe_experts, *args, device="h100")
     assert (explanation.chosen, explanation.source) == (
         "torch.grouped_mm",
         "menu",
     ) and "which leads for such calls" in str(explanation)
+
+
+@pytest.mark.parametrize(("tokens", "line"), [(512, "triton.ranks"), (513, "triton.counted")])
+@pytest.mark.parametrize("device", ["h200", "mi300x"])
+def test_few_slots_are_ranked_and_many_counted(tokens: int, line: str, device: str) -> None:
+    pytest.importorskip("triton")
+    args, known = _layer(tokens, *QWEN, torch.float16), profile(device)
+    orders = {"triton.ranks": ["rows_by_rank"], "triton.counted": ["count_slots", "sum_counts", "place_slots"]}
+    forward, (*order, first, second, last) = launched("moe_experts", (*args, "silu", None), known)
+    assert (forward, order, {first, second}, last) == (line, orders[line], {"grouped_tile"}, "combine_rows")
+    backward, kernels = launched("moe_experts_backward", (args[0], *args, "silu", None, *[True] * 5), known)
+    assert (backward, kernels[: len(order) + 1]) == (line, [*order, "gated_gradient"])
+    with ferryman.use("triton.ranks"):
+        asked = ferryman.explain("moe_experts", *args, device=device)
+    assert asked.chosen == ("triton.ranks" if tokens == 512 else None)
 
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no _grouped_mm")
@@ -324,13 +342,13 @@ names = {"grouped_linear": ("ragged", "hostile_many", "exact_hostile"), "moe_exp
          "moe_experts_backward": ("biased", "exact_hostile")}
 cells = []
 for name, wanted in names.items():
-    op, line = registry.primitive(name), registry.implementation(name, "triton")
+    op = registry.primitive(name)
     cells += [check_cell(op, line, case, torch.float16, simulate=profile("h200"))
-              for case in cases_of(op) if case.name in wanted]
-print(json.dumps({f"{cell.op} {cell.case}": (cell.verdict, cell.reason) for cell in cells}))
+              for line in registry.asked(name, ("triton",)) for case in cases_of(op) if case.name in wanted]
+print(json.dumps({f"{cell.op} {cell.implementation} {cell.case}": (cell.verdict, cell.reason) for cell in cells}))
 """
 
 
 def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
     verdicts = interpreter.run(INTERPRETED)
-    assert len(verdicts) == 7 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
+    assert len(verdicts) == 11 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import unit_stride
+from typing import Any
+
+from ferryman.ops.clauses import Clause, View, unit_stride, unless
 from ferryman.ops.menu import Implementation, menu
 
 _FORWARD = "silu_mul gelu_mul"
@@ -10,13 +12,38 @@ _BACKWARD = "silu_mul_backward gelu_mul_backward"
 # Of a gradient nothing is asked: autograd makes it (of a sum it is expanded), and the launcher copies it if need be.
 _PLAIN = (unit_stride("gate"), unit_stride("up"))
 
+
+def _flat(*tensors: str) -> Clause:
+    """Their elements lie in one order without gaps, or there is one row, which the launcher copies if need be."""
+
+    def measure(view: View) -> bool:
+        given = [view.args[tensor] for tensor in tensors]
+        one_row = given[0].dim() == 0 or given[0].numel() == given[0].shape[-1]
+        return one_row or all(x.is_contiguous() for x in given)
+
+    facts = (*(f"{tensor}.stride" for tensor in tensors), "gate.shape")
+    return Clause(f"{', '.join(tensors)} without gaps, or one row", facts, measure, lambda flat: flat)
+
+
+def _simt(op: str, backend: str, *tensors: str) -> tuple[Implementation, ...]:
+    """Elements in one order need no rows: another kernel of the same source. The launcher goes by the same rule."""
+    flat = _flat(*tensors)
+    alike: dict[str, Any] = {"op": op, "where": "simt_kernels", "replayable": True}
+    return (
+        Implementation(name=f"{backend}.flat", when=(*_PLAIN, flat), partial=True, **alike),
+        Implementation(name=f"{backend}.rows", when=(*_PLAIN, unless(flat)), **alike),
+    )
+
+
 IMPLEMENTATIONS = menu(
     "ferryman.ops.activation",
     Implementation(op=_FORWARD, name="torch", roundings=("activation",)),
     Implementation(op=_BACKWARD, name="torch"),
     Implementation(op=f"{_FORWARD} {_BACKWARD}", name="triton", batch_invariant=True, replayable=True),
-    Implementation(op=f"{_FORWARD} {_BACKWARD}", name="cuda", where="simt_kernels", when=_PLAIN, replayable=True),
-    Implementation(op=f"{_FORWARD} {_BACKWARD}", name="hip", where="simt_kernels", when=_PLAIN, replayable=True),
+    *_simt(_FORWARD, "cuda", "gate", "up"),
+    *_simt(_BACKWARD, "cuda", "grad", "gate", "up"),
+    *_simt(_FORWARD, "hip", "gate", "up"),
+    *_simt(_BACKWARD, "hip", "grad", "gate", "up"),
 )
 
 # By op: the digest of today's kernels, and those of earlier code that launched the same.

@@ -94,7 +94,8 @@ def _choose_rows(
 
 
 def _launch(function: str, way: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target) -> None:
-    """All of one shape and dtype, outputs contiguous."""
+    """All of one shape and dtype, outputs contiguous. Without gaps, or of one row, they are one run of elements (lines
+    "cuda.flat" and "hip.flat"), else rows ("cuda.rows", "hip.rows"): the menu's clauses ask the same."""
     y = outputs[0]
     n = y.numel()
     if n == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ferryman.ops.clauses import (
@@ -17,6 +19,7 @@ from ferryman.ops.clauses import (
     when_interpreted,
 )
 from ferryman.ops.menu import Implementation, menu
+from ferryman.ops.moe_permute.implementations import FEW
 
 _GROUPED = "grouped_linear grouped_linear_backward"
 # Triton's interpreter multiplies bfloat16 operands of tl.dot as raw integers.
@@ -80,6 +83,18 @@ _LINEAR_LEADS = (either(_many("x", "weight"), _many("x", "weight", many_experts=
 _GRADIENT_LEADS = (_many("x", "weight"), _COLUMNS)
 _LEADS = (_many("topk_ids", "down", limit="forward_rows"), _wide())
 _LAYER_GRADIENT_LEADS = (_many("topk_ids", "down"), _wide())
+
+
+def _by_order(op: str, roundings: tuple[str, ...]) -> tuple[Implementation, ...]:
+    """The slots' order as `moe_permute` finds it: of few by their ranks, of any number by counts. The products are the
+    same."""
+    alike: dict[str, Any] = {"op": op, "roundings": roundings, "kin": "experts"}
+    return (
+        Implementation(name="triton.ranks", where=f":{op}_ranked", when=(*_DOT, FEW), partial=True, **alike),
+        Implementation(name="triton.counted", where=f":{op}_counted", when=_DOT, **alike),
+    )
+
+
 # torch.loop, ahead by up to a tenth for few wide experts, never leads: it waits for the device to read offsets
 
 IMPLEMENTATIONS = menu(
@@ -125,8 +140,8 @@ IMPLEMENTATIONS = menu(
     ),
     Implementation(op="grouped_linear", name="triton", when=_DOT, replayable=True),
     Implementation(op="grouped_linear_backward", name="triton", when=_DOT, replayable=True),
-    Implementation(op="moe_experts", name="triton", when=_DOT, roundings=("a", "y")),
-    Implementation(op="moe_experts_backward", name="triton", when=_DOT, roundings=("a", "dh", "dx")),
+    *_by_order("moe_experts", ("a", "y")),
+    *_by_order("moe_experts_backward", ("a", "dh", "dx")),
 )
 
 # By op: the digest of today's kernels, and those of earlier code that launched the same.
@@ -140,11 +155,18 @@ SAME_KERNELS = {
         ("5102b66fd239d4744b5848f8a615830239abe3588ee375fab2c906619de9e80e",),
     ),
     "moe_experts": (
-        "359c38be9def89f01249bb8b1e595c82c3201a373677277a2399de2ec5d7fe24",
-        ("50b3d28e400a1ab5943eed1ea274573a59033fc0a6a5ef08a3ca11038067fdba",),
+        "86f888e4221a8e13b8d89c4e298636aaa572e482cecd9561196cdac019b9522f",
+        (
+            "50b3d28e400a1ab5943eed1ea274573a59033fc0a6a5ef08a3ca11038067fdba",
+            "81189d0dd32a36618a908d7cffa5ba66079ae300b20f98693a39a8cba3a2b9c3",
+            "359c38be9def89f01249bb8b1e595c82c3201a373677277a2399de2ec5d7fe24",
+        ),
     ),
     "moe_experts_backward": (
-        "81af9060b1461d924651df03997869409806de6386f90c8160104a5e7f0a247e",
-        ("b232caeaef9d8721d7a969bf112f24c4b8bdcd52c06107c3509fc0ee5de3e23b",),
+        "bee8e6c1dc35b84bdcb00ddbc62d4cd741d5931772bbff94400efbf018d4f9b3",
+        (
+            "1e6f118aa9eb2c54c3d2d4186b279b751bfff603d7d059fb9d0c1c309faf6310",
+            "8a2d3013647397d7b004744282e8f86d6674caceaecf62ad107ad5db4a358f43",
+        ),
     ),
 }

@@ -6,6 +6,8 @@ Limit for few tokens: the weights of the experts that they choose; for many: the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,7 +19,8 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import INTERPRETED, narrow, normal, sigmoid, widen
 from ferryman.errors import Unsupported
-from ferryman.ops.moe_permute.order_kernels import slots_by_expert
+from ferryman.ops.moe_permute.implementations import MOST
+from ferryman.ops.moe_permute.order_kernels import slots_by_count, slots_by_rank
 
 _KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "swiglu_oai": 3, "swiglu_oai_interleaved": 4}
 _ALPHA: tl.constexpr = tl.constexpr(1.702)
@@ -664,7 +667,11 @@ def _over_rows(
     return grad_weight
 
 
-def moe_experts(
+_Order = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # `slots_by_rank` or `slots_by_count`
+
+
+def _moe_experts(
+    order_of: _Order,
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
@@ -678,7 +685,7 @@ def moe_experts(
     (experts, width, inner), slots = down.shape, topk_ids.shape[1]
     if not x.numel() or not topk_ids.numel():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    order, ends = slots_by_expert(topk_ids, experts)
+    order, ends = order_of(topk_ids, experts)
     rows = len(order)
     hidden = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     bias = None if bias is None else bias.contiguous()
@@ -689,6 +696,10 @@ def moe_experts(
     own = None if bias is None else bias[:, 2 * inner :]
     _launch(hidden, down, ends, by_slot, target, rows=rows, bias=own, put=order)
     return _combined(by_slot, topk_ids, topk_weights, x, experts)
+
+
+moe_experts_ranked = functools.partial(_moe_experts, slots_by_rank)
+moe_experts_counted = functools.partial(_moe_experts, slots_by_count)
 
 
 def _combined(by_slot: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, like: Tensor, experts: int) -> Tensor:
@@ -724,7 +735,8 @@ def _gradient_tile(target: Target, itemsize: int, rows: int, experts: int) -> Ti
     return Tile(32 if _rdna(target) else 64, 32, 32 if _ampere(target) else 64, 4)
 
 
-def moe_experts_backward(
+def _moe_experts_backward(
+    order_of: _Order,
     grad: Tensor,
     x: Tensor,
     gate_up: Tensor,
@@ -763,7 +775,7 @@ def moe_experts_backward(
             nothing(topk_weights, need_topk_weights),
             to_bias if bias is None else nothing(bias, need_bias),
         )
-    order, ends = slots_by_expert(topk_ids, experts)
+    order, ends = order_of(topk_ids, experts)
     bias = None if bias is None else bias.contiguous()
     tile = _narrow(_gradient_tile(target, x.element_size(), rows, experts), width)
     parts = triton.cdiv(inner, tile.n)
@@ -846,6 +858,10 @@ def moe_experts_backward(
     return to_x, to_gate_up, to_down, to_weights, to_bias
 
 
+moe_experts_backward_ranked = functools.partial(_moe_experts_backward, slots_by_rank)
+moe_experts_backward_counted = functools.partial(_moe_experts_backward, slots_by_count)
+
+
 def _sums(
     value: Tensor, shares: Tensor | None, take: Tensor | None, out: Tensor, ends: Tensor, *, rows: int, slots: int
 ) -> None:
@@ -879,32 +895,34 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     kind = getattr(torch, dtype)
 
     def call(tokens: int, experts: int, slots: int, width: int, inner: int) -> None:
+        few = tokens * slots <= MOST
+        forward = moe_experts_ranked if few else moe_experts_counted
+        backward = moe_experts_backward_ranked if few else moe_experts_backward_counted
+
         def empty(*shape: int, dtype: torch.dtype = kind) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         x, gate_up, down = empty(tokens, width), empty(experts, 2 * inner, width), empty(experts, width, inner)
         ids, weights = empty(tokens, slots, dtype=torch.int32), empty(tokens, slots, dtype=torch.float32)
-        moe_experts(x, gate_up, down, ids, weights, "silu", None, target)
+        forward(x, gate_up, down, ids, weights, "silu", None, target)
         if width % 16:  # other activations differ in a few instructions: one shape shows them
-            moe_experts(x, gate_up, down, ids, weights, "gelu", None, target)
-            moe_experts(x, gate_up, down, ids, weights, "gelu_tanh", None, target)
-            moe_experts(x, gate_up, down, ids, weights, "swiglu_oai", None, target)
-        moe_experts(x, gate_up, down, ids, weights, "silu", empty(experts, 2 * inner + width), target)
+            forward(x, gate_up, down, ids, weights, "gelu", None, target)
+            forward(x, gate_up, down, ids, weights, "gelu_tanh", None, target)
+            forward(x, gate_up, down, ids, weights, "swiglu_oai", None, target)
+        forward(x, gate_up, down, ids, weights, "silu", empty(experts, 2 * inner + width), target)
         offsets = empty(experts, dtype=torch.int32)
         grouped_linear(x, gate_up, offsets, target)
         grouped_linear_backward(empty(tokens, 2 * inner), x, gate_up, offsets, True, True, target)
         everything = (True,) * 5
         grad = empty(tokens, width)
         for activation in ("silu", "gelu", "gelu_tanh", "swiglu_oai") if width % 16 else ("silu",):
-            moe_experts_backward(grad, x, gate_up, down, ids, weights, activation, None, *everything, target)
+            backward(grad, x, gate_up, down, ids, weights, activation, None, *everything, target)
         bias = empty(experts, 2 * inner + width)
-        moe_experts_backward(grad, x, gate_up, down, ids, weights, "silu", bias, *everything, target)
+        backward(grad, x, gate_up, down, ids, weights, "silu", bias, *everything, target)
         if width == inner:  # gpt-oss, whose weights' columns are next to each other
             gate_up, down = empty(experts, width, 2 * inner).mT, empty(experts, inner, width).mT
-            moe_experts(x, gate_up, down, ids, weights, "swiglu_oai_interleaved", bias, target)
-            moe_experts_backward(
-                grad, x, gate_up, down, ids, weights, "swiglu_oai_interleaved", bias, *everything, target
-            )
+            forward(x, gate_up, down, ids, weights, "swiglu_oai_interleaved", bias, target)
+            backward(grad, x, gate_up, down, ids, weights, "swiglu_oai_interleaved", bias, *everything, target)
 
     layers = [(8, 2, 4096, 14_336), (128, 8, 2048, 768), (256, 8, 7168, 2048), (128, 4, 2880, 2880)]
     shapes = [(tokens, *layer) for tokens in (1, 512, 8192) for layer in layers] + [(17, 5, 3, 67, 37)]

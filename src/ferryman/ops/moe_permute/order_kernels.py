@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ferryman.backends.triton import launch
 from ferryman.ops.moe_permute.few_kernels import expert_of, ranked
-from ferryman.ops.moe_permute.implementations import MOST
 
 ROWS = 64  # slots, or experts, of a program that places them
 SLOTS = 256  # of a block: those that a program counts
@@ -99,15 +98,19 @@ def place_slots(
         tl.store(ends_ptr + own, before, mask=own < experts)
 
 
-def slots_by_expert(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+def slots_by_rank(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """(slots in the order of their experts, equal ones in their own; int32 end offsets). topk_ids: (T, slots).
 
-    Slots whose id is no expert's come last, behind the last end."""
+    Slots whose id is no expert's come last, behind the last end. For few slots: each is compared with all."""
     order, ends = (torch.empty(n, dtype=torch.int32, device=topk_ids.device) for n in (topk_ids.numel(), experts))
-    if len(order) <= MOST:
-        ranked(None, topk_ids, order, ends, False)
-    else:
-        counted(topk_ids, order, ends, False)
+    ranked(None, topk_ids, order, ends, False)
+    return order, ends
+
+
+def slots_by_count(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """`slots_by_rank` of any number of slots."""
+    order, ends = (torch.empty(n, dtype=torch.int32, device=topk_ids.device) for n in (topk_ids.numel(), experts))
+    counted(topk_ids, order, ends, False)
     return order, ends
 
 

@@ -8,7 +8,10 @@ from torch.nn import functional
 
 from ferryman.backends.base import Target
 
-_PACK = 4  # elements that CUDA's kernel reads at once; it sums other rows by Welford's update: NaN of an Inf
+# Elements that CUDA's kernel reads at once; it sums other rows by Welford's update: NaN of an Inf. Composing those is
+# no line of its own: its clauses would have to ask for addresses, too. `x.aligned` asks for 16 bytes, where elements of
+# two bytes need 8, and the key of every call of a norm, which reads no address, would read those of x and weight.
+_PACK = 4
 
 
 def _packed(x: Tensor | None) -> bool:
