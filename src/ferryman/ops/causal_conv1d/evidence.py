@@ -70,6 +70,7 @@ def _cases() -> Sequence[Case]:
         # in runs: of positions, and of channels
         "rows_width_2": _call((1, 5, 16), 2, "silu", state=True),
         "channels_width_3": _call((1, 17, 16), 3, "silu", layout="channels"),
+        "channels_past_four": _call((1, 17, 18), 3, None, layout="channels"),  # positions go four at a time
         "layout_channels_token": _call((2, 40, 1), 4, "silu", True, True, layout="channels"),
         **{f"own_{n}": _call((2, 24, 17), 4, "silu", dtype=n) for n in ("float32", "float16", "bfloat16")},
         **{

@@ -35,6 +35,7 @@ def _steps(d: Draw) -> Tensor:
 
 
 _FILLS = (
+    Fill("faint", "-48 to -45: a sigmoid is about 1e-20", lambda d: 3 * d.uniform() - 48),
     Fill("pairs", "two equal numbers a row, the others -200", _single, False, smooth=False),
     Fill("steps", "40 and more, or -800 and less: a sigmoid is 1 or 0", _steps, False),
     Fill("quarters", "multiples of a quarter below 2", lambda d: d.integers(0, 8) / 4, False),
@@ -76,6 +77,7 @@ def _cases() -> Sequence[Case]:
         "glm": _route(5, 48, 4, "sigmoid", "uniform"),
         "sigmoid": _route(5, 33, 3, "sigmoid", renormalise=False, ids=torch.int32),
         "sigmoid_again": _route(5, 33, 3, "sigmoid", scale=1.3),
+        "sigmoid_faint": _route(5, 33, 3, "sigmoid", fill="faint"),  # what is added to the sum shows
         "sigmoid_groups": _route(5, 24, 5, "sigmoid", None, 6, 3),
         "groups": _route(5, 24, 4, "softmax", None, 4, 2, False, 16.0),
         "softmax_biased": _route(7, 40, 5, "softmax", "uniform", ids=torch.int32),

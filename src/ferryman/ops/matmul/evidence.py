@@ -67,8 +67,11 @@ def _cases() -> Sequence[Case]:
     add("vector", (64,), 24)
     add("empty", (0, 32), 16)
     add("tile_edge", (129, 65), 130)
+    add("tiles_apart", (577, 16), 40)  # more tiles of rows than one group of them has
     for layout in ("rows", "last", "offset"):
         add(f"layout_{layout}", (20, 72), 40, bias=layout == "last", layout=layout, weight_layout=layout)
+    # dense along its outputs: what lies behind the last term of a sum is behind the weight, or its next row
+    add("weight_transposed", (20, 72), 40, weight_layout="strided:1,40+0")
     for fill in ("offset", "nonfinite", "constant"):
         add(f"fill_{fill}", (24, 96), 40, fill=fill)
     add("exact_integers", (24, 96), 40, **integers)

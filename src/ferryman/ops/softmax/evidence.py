@@ -68,6 +68,9 @@ def _loss_cases(over: bool = False) -> Sequence[Case]:
 
     cases = [case("one_row", (1, 64)), case("prime", (7, 257)), case("three_dims", (2, 3, 130)), case("vector", (96,))]
     cases += [case("wide", (3, 4099)), case("wider", (2, 16_411)), case("smoothing", (7, 257), smoothing=0.1)]
+    # all of a mean's parts round alike where 16 bits hold them: the logits themselves, and sums of a few
+    cases.append(case("smoothing_in_turn", (2, 257), smoothing=0.5, fill="in_turn"))
+    cases.append(case("wide_in_turn", (1, 16_411), fill="in_turn"))  # and a long row's sums of exponentials
     cases += [
         case("ignored", (64, 9), low=-1),
         case("empty", (0, 64)),
@@ -112,6 +115,11 @@ def _peaks(d: Draw) -> Tensor:
     width = max(d.shape[-1], 1)
     rest = -128 - (d.uniform() * 128).floor()
     return torch.where(d.columns() == (width - 1 - 7 * d.rows()) % width, level(d.rows()), rest)
+
+
+def _in_turn(d: Draw) -> Tensor:
+    """96 and 5/64 lies between two numbers of float16, which makes it 96 and 1/16; with 95 that is a tie there."""
+    return torch.where(d.columns() % 2 == 0, 96.078125, 95.0).double().expand(d.shape)
 
 
 def _softmax_calls(sizes: ModelSizes) -> Iterator[dict[str, Any]]:
@@ -179,7 +187,10 @@ def _loss_evidence(op: str, over: bool) -> Evidence:
         op=op,
         cases=functools.partial(_loss_cases, over),
         fuzz=_loss_domain(over),
-        fills=(Fill("peaks", "one small integer a row, -128 and less elsewhere", _peaks, False),),
+        fills=(
+            Fill("peaks", "one small integer a row, -128 and less elsewhere", _peaks, False),
+            Fill("in_turn", "96 and 5/64, and 95, in turn", _in_turn, False),
+        ),
         bench=_loss_bench,
         named=_loss_named,
         sampled=_loss_sampled,
