@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import datetime
+import inspect
 import queue
 import threading
 import time
@@ -27,7 +28,7 @@ from ferryman.porting import selftest
 from ferryman.porting.judging.parity import Prepared
 from ferryman.porting.judging.results import Cell
 from ferryman.porting.mutate import cpp, python, rewrites, rule, rules, sources, units
-from ferryman.porting.mutate.edits import EditError, spread
+from ferryman.porting.mutate.edits import Edit, EditError, spread
 from ferryman.porting.selftest import alternatives, honest, judging, planting, report, runner, session, worker
 from ferryman.porting.selftest.cells import Cells
 
@@ -85,6 +86,18 @@ def test_every_bug_of_the_list_has_a_rule() -> None:
     known |= {"truncated", "in_storage_precision"}  # float32.definition_rules
     assert set(BUGS.values()) <= known, set(BUGS.values()) - known
     assert any(e.operator == "wait removed" for e in cpp.edits(sources.text_of("backends/simt/portable.cuh"), "p.cuh"))
+
+
+def test_equal_edits_at_two_places_of_a_function_are_two_kernels() -> None:
+    path, old = "ops/bias_act/triton_kernels.py", "other=0.0"
+    text = sources.text_of(path)
+    first = text.index(old, text.index("def _backward_columns"))
+    places = first, text.index(old, first + 1)
+    line = registry.implementation("bias_act_backward", "triton.columns")
+    edits = [Edit(path, at, old, "other=1.0", "other changed", "_backward_columns", 0, 0) for at in places]
+    assert edits[0].tag == edits[1].tag
+    files = [inspect.getfile(sources.kernel(line, edit)) for edit in edits]
+    assert [Path(file).read_text() for file in files] == [edit.apply(text) for edit in edits]
 
 
 def test_edits_fit_their_source_and_nothing_else() -> None:

@@ -148,7 +148,8 @@ def load(name: str, text: str) -> ModuleType:
 
 def kernel(line: Implementation, edit: Edit) -> Callable[..., Any]:
     """The line's launcher after an edit of its file, or of one that it imports (then both are loaded anew)."""
-    return _launcher(line, {edit.file: edit.apply(text_of(edit.file))}, edit.tag)
+    # equal edits at two places of a function have one tag
+    return _launcher(line, {edit.file: edit.apply(text_of(edit.file))}, f"{edit.tag}_{edit.start}")
 
 
 def _launcher(line: Implementation, texts: Mapping[str, str], tag: str) -> Callable[..., Any]:
