@@ -99,6 +99,9 @@ def activated(z: Tensor, activation: str, alpha: float | None = None) -> Tensor:
         return F.relu(z).square()
     if activation == "leaky_relu":
         return F.leaky_relu(z, 0.01 if alpha is None else alpha)
+    if activation == "softcap":
+        assert alpha is not None  # such a call always gives it
+        return alpha * torch.tanh(z / alpha)
     if activation == "elu":
         return F.elu(z, 1.0 if alpha is None else alpha)
     name, _, approximate = activation.partition("_")

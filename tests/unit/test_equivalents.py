@@ -48,6 +48,13 @@ def test_every_kernel_that_has_too_many_has_a_reason_for_each(path: Path) -> Non
     assert few == [], "equal on too few draws to be called equivalent"
 
 
+def test_the_right_runs_that_are_kept_are_of_every_op_and_without_an_alarm() -> None:
+    document = published(RESULTS / "cpu" / "right-runs.json.gz")
+    runs = document.honest.by_op
+    assert document.honest_runs == sum(runs.values()) > 8_000 and set(runs) == set(registry.primitives())
+    assert document.false_alarms == 0 and not document.honest.alarms
+
+
 def test_there_are_rules_and_edits_of_either_language() -> None:
     backends = {record.backend for record in records()}
     assert {"torch", "triton", "cuda"} <= backends

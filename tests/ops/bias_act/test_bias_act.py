@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,3 +132,20 @@ print(json.dumps(found))
 def test_the_triton_kernels_are_right_interpreted(interpreter: Interpreter) -> None:
     verdicts = interpreter.run(INTERPRETED)
     assert len(verdicts) == 5 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_has_a_peer_that_computes_it(activation: str) -> None:
+    """`benchmarks/goals.py` times ours beside PyTorch's of each."""
+    functions = load(Path(__file__).parents[3] / "benchmarks" / "peers" / "_functions.py")
+    x, bias, *_ = drawn(activation, "bias")
+    alpha = ALPHA.get(activation)
+    assert torch.allclose(functions.bias_act(x, bias, activation, alpha), OP.body(x, bias, activation, alpha), 1e-9)
+
+
+def load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
