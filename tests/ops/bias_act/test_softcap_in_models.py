@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import types
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ class Activations(TorchDispatchMode):
         super().__init__()
         self.calls: list[tuple[str, float | None]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.ferryman.bias_act.default:
             self.calls.append((args[2], args[3]))
         return func(*args, **(kwargs or {}))
@@ -107,6 +108,12 @@ class OfLibrary(InsideOfIf):
         self.config = Renamed()
 
 
+class OfNamespace(InsideOfIf):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(cap=20.0)
+
+
 class ReadsCounted(InsideOfIf):
     def __init__(self) -> None:
         super().__init__()
@@ -174,6 +181,7 @@ def ported(kind: type[Capped]) -> tuple[nn.Module, nn.Module]:
         (Statements, 20.0),
         (InsideOfIf, 20.0),
         (OfLibrary, 20.0),
+        (OfNamespace, 20.0),
         (Literal, 15.0),
         (WholeAttribute, 15.0),
     ],

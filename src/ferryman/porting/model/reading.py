@@ -19,7 +19,8 @@ _TABLE = f"super().{_HOOK}('__dict__').get"
 @functools.cache
 def only_reads(kind: Any) -> bool:
     """Whether a class's own code for reading an attribute does no more than read others, raise and write to a log."""
-    own = [vars(base)[_HOOK] for base in kind.__mro__[:-1] if _HOOK in vars(base)]
+    plain = (object, types.SimpleNamespace)  # whose own code, in C, reads the attribute
+    own = [vars(base)[_HOOK] for base in kind.__mro__ if _HOOK in vars(base) and base not in plain]
     return not hasattr(kind, "__getattr__") and all(isinstance(f, types.FunctionType) and _reads(f) for f in own)
 
 
