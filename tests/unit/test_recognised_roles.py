@@ -1018,3 +1018,30 @@ def test_a_number_as_large_as_the_width_bounds_rows_and_not_elements() -> None:
         after = model[0](x, gate)
     assert_as_right(after, lambda given: before(given, gate), x)
     assert [op for op, _ in trace.calls] == ["gated_rms_norm"]
+
+
+class ReadsOne(nn.Module):
+    """Of two numbers of one value its forward reads the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(32))
+        self.first = self.second = 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.second))
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_number_that_a_module_does_not_read_is_not_taken_for_the_one_that_it_reads(name: str) -> None:
+    model = nn.Sequential(ReadsOne()).eval()
+    before = copy.deepcopy(model)
+    ferryman.port(model)
+    x = torch.randn(3, 32)
+    for value in (None, 0.5):
+        for m in (model, before) if value is not None else ():
+            setattr(m[0], name, value)
+        with torch.no_grad():
+            output, calls = made_by(lambda: model(x))
+            assert_as_right(output, before, x)
+        assert bool(calls) == (value is None)

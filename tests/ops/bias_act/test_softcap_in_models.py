@@ -63,6 +63,43 @@ class Counted(Renamed):
         return super().__getattribute__(key)
 
 
+class Behind(Renamed):
+    """Behind the other name stands code that counts."""
+
+    limit = 20.0
+
+    def __init__(self) -> None:
+        self.reads = 0.0
+
+
+def _counted(self: Any) -> float:
+    self.reads += 1
+    return 20.0 + self.reads
+
+
+Behind.limit = property(_counted)  # type: ignore[assignment]
+
+
+class Popped(Renamed):
+    """What is written to the log changes what is read next."""
+
+    def __getattribute__(self, key: str) -> Any:
+        logger.debug("%s", said.pop())
+        return super().__getattribute__(key)
+
+
+said = [20.0] * 100_000
+
+
+class Raises(Renamed):
+    """As transformers' configs of layers that differ: an error of another kind than AttributeError."""
+
+    def __getattribute__(self, key: str) -> Any:
+        if key == "eps":
+            raise RuntimeError("each layer has its own")
+        return super().__getattribute__(key)
+
+
 class Capped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +155,57 @@ class ReadsCounted(InsideOfIf):
     def __init__(self) -> None:
         super().__init__()
         self.config = Counted()
+
+
+class ReadsBehind(InsideOfIf):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Behind()
+
+
+class ReadsPopped(InsideOfIf):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Popped()
+
+
+class Asks(Capped):
+    """Reads what raises where a call asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Raises()
+
+    def forward(self, x: Tensor, more: bool = False) -> Any:
+        y = self.head(x)
+        if more:
+            y = y * self.config.eps
+        return torch.tanh(y)
+
+
+class TwoSettings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = self.b = 20.0
+        self.same = self.inverse = 0.05
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / self.a) * self.b
+
+
+class ByInverse(TwoSettings):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.inverse) * self.a
+
+
+class OfLiteral(TwoSettings):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / 20.0) * self.a
+
+
+class ReadsOne(TwoSettings):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / self.b) * self.b
 
 
 class Literal(Capped):
@@ -208,7 +296,7 @@ def test_logits_that_a_tanh_caps_are_one_call(kind: type[Capped], cap: float) ->
     assert 0 < float((mine.double() - truth).norm()) <= 2 * off
 
 
-@pytest.mark.parametrize("kind", [TwoCaps, LeavesBetween, GoesOnAfterAnError, ReadsCounted])
+@pytest.mark.parametrize("kind", [TwoCaps, LeavesBetween, GoesOnAfterAnError, ReadsCounted, ReadsPopped])
 def test_what_is_no_cap_keeps_its_tanh(kind: type[Capped]) -> None:
     before, model = ported(kind)
     x = 30 * torch.randn(3, 32)
@@ -232,3 +320,36 @@ def test_another_cap_after_the_port_is_the_cap() -> None:
     x = 30 * torch.randn(3, 32)
     with torch.no_grad():
         assert_as_right(model(x), before, x)
+
+
+def test_code_behind_a_name_runs_as_often_as_before() -> None:
+    before, model = ported(ReadsBehind)
+    x = 30 * torch.randn(3, 32)
+    before[0].config.reads = model[0].config.reads = 0.0
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(model(x)[0], before(x)[0])
+    assert model[0].config.reads == before[0].config.reads == 9
+
+
+def test_a_config_that_raises_where_it_is_read_is_met_by_the_call_that_reads_it() -> None:
+    _, model = ported(Asks)
+    assert model(torch.randn(3, 32)).shape == (3, 64)
+    with pytest.raises(RuntimeError, match="each layer has its own"):
+        model[0](torch.randn(3, 32), more=True)
+
+
+@pytest.mark.parametrize("kind", [TwoSettings, ByInverse, OfLiteral, ReadsOne])
+def test_settings_of_one_value_today_are_each_its_own_tomorrow(kind: type[TwoSettings]) -> None:
+    x = 30 * torch.randn(3, 32)
+    for name in ("a", "b", "inverse"):
+        model = nn.Sequential(kind()).eval()
+        before = copy.deepcopy(model)
+        ferryman.port(model)
+        with Activations() as ran, torch.no_grad():
+            assert_as_right(model(x), before, x)
+        assert ran.calls == [("softcap", 20.0)]
+        for m in (model, before):
+            setattr(m[0], name, 7.0)
+        with torch.no_grad():
+            assert_as_right(model(x), before, x)

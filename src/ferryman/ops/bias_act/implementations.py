@@ -18,7 +18,7 @@ _OWN = (absent("bias"), one_of("activation", "gelu", "gelu_tanh", "silu", "relu"
 _GRADIENT: dict[str, Any] = {"op": "bias_act_backward", "batch_invariant": True, "replayable": True, "partial": True}
 _PLAIN = absent("bias")
 _BACKWARD = (
-    Implementation(name="triton", when=(_PLAIN,), **_GRADIENT),
+    Implementation(name="triton.plain", when=(_PLAIN,), **_GRADIENT),
     Implementation(name="triton.columns", where=":bias_act_backward_columns", when=(unless(_PLAIN),), **_GRADIENT),
 )
 

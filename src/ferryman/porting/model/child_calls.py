@@ -65,7 +65,7 @@ TESTS = {"ferryman_child": is_plain_child, "ferryman_matrix": is_matrix_child}
 
 def given_by(owner: Any, name: str) -> Any:
     """A plain attribute; source.MISSING for what a property, or another's `__getattr__`, gives, and where the class's
-    code for reading one may do more (`reading`)."""
+    code for reading one may do more than read (`reading`)."""
     declared = getattr(type(owner), name, source.MISSING)
     if hasattr(type(declared), "__get__") or isinstance(owner, types.ModuleType | Tensor):
         return source.MISSING
@@ -76,7 +76,7 @@ def given_by(owner: Any, name: str) -> Any:
         return declared if type(declared) is dict else source.MISSING  # a table of the class
     kind: Any = type(owner)
     if kind.__getattribute__ is not object.__getattribute__:
-        return getattr(owner, name, source.MISSING) if reading.only_reads(kind) else source.MISSING
+        return reading.attribute(owner, name)
     if hasattr(kind, "__getattr__"):
         return source.MISSING
     return vars(owner)[name] if name in getattr(owner, "__dict__", {}) else declared

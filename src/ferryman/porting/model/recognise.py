@@ -51,7 +51,7 @@ class Role:
     state: its attributes whose values the proof had; read: those that ``expression`` reads, of which it had the type;
     code: attributes of its class that the forward comes to; reads: names of files that it reads. alone: a test of
     calls that go to the module's own code, where that is one call (`serving.little`). remark: what a user should know
-    of it.
+    of it. kept: settings that ``expression`` reads and that must have the values that the proof had, too.
     """
 
     op: str
@@ -75,11 +75,12 @@ class Role:
     reads: tuple[Read, ...] = ()
     alone: str = ""
     remark: str = ""
+    kept: frozenset[str] = frozenset()
 
     def on(self, module: nn.Module) -> Role:
         """The role with what it needs of a module that it was proven for. Raises Unproven as `contents_tests` does."""
         weights = [*module._parameters.items(), *module._buffers.items()]
-        kind, read = type(module), set(re.findall(r"\bself\.(\w+)", f"{self.expression} {self.added}"))
+        kind, read = type(module), read_in(self.expression, self.added) - self.kept
         own = {n for n in (*vars(module), *module._modules) if is_setting(kind, n)} | class_settings(kind)
         # a name that its code reads may become an attribute of the instance
         own |= {n for n in names_reached(kind) if is_setting(kind, n)} - {"forward", *(n for n, _ in weights)}
@@ -106,6 +107,31 @@ class Refusal:
 
     reason: str
     proposed: frozenset[str] = frozenset()
+
+
+def read_in(*expressions: str) -> set[str]:
+    """Attributes of the module that expressions read."""
+    return set(re.findall(r"\bself\.(\w+)", " ".join(expressions)))
+
+
+def _tied(
+    module: nn.Module, kind: type[nn.Module], twin: dict[str, Any], names: Sequence[str], candidate: Candidate
+) -> frozenset[str]:
+    """Numbers of a module that a candidate reads and of which another value shows that the module reads it elsewhere,
+    too, or not there: two settings may have one value today."""
+    tied = set()
+    for name in read_in(candidate.expression):
+        value = getattr(module, name, None)
+        if type(value) is not float:
+            continue
+        other = twin | {name: value * 1.25 or 0.01}
+        if candidate.rows:
+            agrees = prove(kind, other, names, candidate).ok
+        else:
+            first = First(functools.partial(original, kind, other, names, False))
+            agrees = refuted(first, other, names, candidate) is None
+        tied |= set() if agrees else {name}
+    return frozenset(tied)
 
 
 NARROW = "x.dtype.itemsize < 8 and x.dtype.is_floating_point"
@@ -253,6 +279,7 @@ def _shown(
         candidate.added_op if added else "",
         reads=tuple(trace.reads),
         alone=_alone(run, twin, names, candidate),
+        kept=_tied(module, followed, twin, names, candidate),
     )
     try:
         return role.on(module)
