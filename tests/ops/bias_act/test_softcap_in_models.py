@@ -145,6 +145,20 @@ class OfLibrary(InsideOfIf):
         self.config = Renamed()
 
 
+class OfTransformers(Capped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = pytest.importorskip("transformers").Gemma2Config(final_logit_softcapping=20.0)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.head(x)
+        if self.config.final_logit_softcapping is not None:
+            y = y / self.config.final_logit_softcapping
+            y = torch.tanh(y)
+            y = y * self.config.final_logit_softcapping
+        return y
+
+
 class OfNamespace(InsideOfIf):
     def __init__(self) -> None:
         super().__init__()
@@ -270,6 +284,7 @@ def ported(kind: type[Capped]) -> tuple[nn.Module, nn.Module]:
         (InsideOfIf, 20.0),
         (OfLibrary, 20.0),
         (OfNamespace, 20.0),
+        (OfTransformers, 20.0),
         (Literal, 15.0),
         (WholeAttribute, 15.0),
     ],

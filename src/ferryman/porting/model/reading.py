@@ -7,7 +7,8 @@ import ast
 import functools
 import logging
 import types
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,10 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class _Hooks:
-    """What the code of a class reads by a name that stands in it: past its own code, and in the object's table."""
+    """What the code of a class reads by a name that stands in it: past its own code, with what of the object's table
+    must not be None for it ("" where nothing must), and in that table."""
 
-    past: frozenset[str]
+    past: frozenset[tuple[str, str]]
     table: frozenset[str]
 
 
@@ -40,7 +42,8 @@ def attribute(owner: Any, name: str) -> Any:
     own = _own(owner)
     if hooks is None or own is None:
         return source.MISSING
-    read = {n: _at(kind, own, n) for n in hooks.past} | {n: own.get(n) for n in hooks.table}
+    past = {n for n, beside in hooks.past if not beside or own.get(beside) is not None}
+    read = {n: _at(kind, own, n) for n in past} | {n: own.get(n) for n in hooks.table}
     names = {name}
     for _ in kind.__mro__:
         names |= {t[n] for t in read.values() if type(t) is dict for n in names if type(t.get(n)) is str}
@@ -83,18 +86,43 @@ def _hooks(kind: Any) -> _Hooks | None:
     own = [vars(base)[_HOOK] for base in kind.__mro__ if _HOOK in vars(base) and base not in plain]
     if hasattr(kind, "__getattr__") or not all(isinstance(f, types.FunctionType) for f in own):
         return None
-    past, table = set[str](), set[str]()
+    past, table = set[tuple[str, str]](), set[str]()
     for function in own:
         tree = source.parsed(function)
         if tree is None or tree.decorator_list or _shadows(function):
             return None
         if not all(_is_plain(s, function) for s in tree.body):
             return None
-        for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args):
-            last, text = call.args[-1], ast.unparse(call.func)
-            if isinstance(last, ast.Constant) and text in (*_PAST, _TABLE):
-                (table if text == _TABLE else past).add(str(last.value))
-    return _Hooks(frozenset(past - {"__dict__"}), frozenset(table))
+        stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        tables = {t.id: name for s in tree.body for t, name in _from_table(s) if stored[t.id] == 1}
+        table |= {name for _, name in _read_by(tree, (_TABLE,))}
+        beside = {
+            n: _asked(s.test, tables) for s in tree.body if isinstance(s, ast.If) for b in s.body for n in ast.walk(b)
+        }
+        past |= {(name, beside.get(call, "")) for call, name in _read_by(tree, _PAST) if name != "__dict__"}
+    return _Hooks(frozenset(past), frozenset(table))
+
+
+def _read_by(tree: ast.AST, functions: Sequence[str]) -> Iterator[tuple[ast.AST, str]]:
+    """(the call, the name) of what is read by a name that stands there."""
+    for n in ast.walk(tree):
+        last = n.args[-1] if isinstance(n, ast.Call) and n.args else None
+        if isinstance(n, ast.Call) and isinstance(last, ast.Constant) and ast.unparse(n.func) in functions:
+            yield n, str(last.value)
+
+
+def _from_table(statement: ast.stmt) -> Iterator[tuple[ast.Name, str]]:
+    """(a local, the name in the object's table) of an assignment of nothing else."""
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and len(statement.targets) == 1:
+        for call, name in _read_by(statement.value, (_TABLE,)):
+            if call is statement.value:
+                yield statement.targets[0], name
+
+
+def _asked(test: ast.expr, tables: Mapping[str, str]) -> str:
+    """What of the table must not be None for a test ``LOCAL is not None``."""
+    name = ast.unparse(test).removesuffix(" is not None")
+    return tables.get(name, "") if ast.unparse(test) == f"{name} is not None" else ""
 
 
 def _shadows(function: types.FunctionType) -> bool:
