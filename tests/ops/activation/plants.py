@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.simulator.planted import BF16, BOUNDS, NOTHING, NUMBERS, WAIT, Plant, Subject
 
 SILU = Subject("silu_mul", "triton", BF16, "prime")
-SILU_HIP = Subject("silu_mul", "hip", BF16, "prime")
+SILU_HIP = Subject("silu_mul", "hip.flat", BF16, "prime")
 
 PLANTS = [
     Plant(SILU, "no wait for the gate", r"s_waitcnt vmcnt\(11\)", NOTHING, WAIT),
