@@ -33,7 +33,7 @@ class Leaf:
     ``constants`` the floats in its forward's code; ``widths`` are its one-element shapes, for modules that hold no
     tensor; ``integers`` its int attributes; ``inputs`` how many tensors its forward may take; ``rows`` vectors with
     sides of one before them, such as (1, 1, D): how many such sides, and D; ``columns`` those with sides of one after
-    them, such as (1, C, 1, 1): their shape; ``whole`` the ints above 1 in its forward's code."""
+    them, such as (1, C, 1, 1): their shape; ``whole_constants`` the ints above 1 in its forward's code."""
 
     vectors: Mapping[str, int]
     matrices: Mapping[str, tuple[int, int]]
@@ -45,7 +45,7 @@ class Leaf:
     inputs: int = 1
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    whole: tuple[int, ...] = ()
+    whole_constants: tuple[int, ...] = ()
 
     @property
     def wholes(self) -> Mapping[str, tuple[int, int]]:

@@ -107,9 +107,6 @@ class Capped(nn.Module):
         self.cap, self.whole, self.other = 20.0, 15, 21.0
         self.config = Config(cap=20.0)
 
-    def forward(self, x: Tensor) -> Any:
-        raise NotImplementedError
-
 
 class OneExpression(Capped):
     def forward(self, x: Tensor) -> Any:

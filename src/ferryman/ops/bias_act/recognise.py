@@ -25,7 +25,7 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
     if leaf.lines or leaf.matrices or leaf.scalars:
         return
     caps = [f"self.{n}" for n, value in {**leaf.numbers, **leaf.integers}.items() if value > 0]
-    caps += [repr(float(value)) for value in dict.fromkeys((*leaf.constants, *leaf.whole)) if value > 0]
+    caps += [repr(float(value)) for value in dict.fromkeys((*leaf.constants, *leaf.whole_constants)) if value > 0]
     # a spelling may have another slope at a kink, or none where what it divides by is infinite
     for gradient, name in itertools.product((True, False), ACTIVATIONS):
         own = [f"self.{n}" for n in leaf.numbers] if name in ALPHAS else caps if name == CAPPED else []

@@ -376,8 +376,7 @@ class Serve(ast.NodeTransformer):
         return node
 
     def _gate(self, node: ast.BinOp, call: ast.Call, other: ast.expr, first: bool, waited: bool) -> ast.AST:
-        stands = not waited and (not first or isinstance(other, ast.Name | ast.Constant))  # nothing is between
-        self._note(node, stands)
+        self._note(node, not waited and (not first or isinstance(other, ast.Name | ast.Constant)))  # nothing between
         dotted = attribute_of(call.func, self.self_name)
         inner, rest = self.visit(call.args[0]), self.visit(other)
         if dotted is not None:
