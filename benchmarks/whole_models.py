@@ -27,6 +27,7 @@ import copy
 import gc
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -238,9 +239,8 @@ class Child:
         command += ["--tiny"] if asked.tiny else []
         command += ["--layers", str(asked.layers)] if asked.layers else []
         command += ["--how", *asked.how]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        pipe, alone = subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}  # many compile and prove side by side
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=alone)
         self.errors: list[str] = []
         self.readers = [threading.Thread(target=f, daemon=True) for f in (self._read, self._complain)]
         for reader in self.readers:

@@ -107,6 +107,9 @@ def target_of(profile: Profile, configuration: str = "") -> Target:
     )
 
 
+autograd_limits: dict[torch.device, int | None] = {}  # forgotten with plans
+
+
 def profile_for(device: torch.device) -> Profile:
     """The profile of a tensor's device: detected, unless settings name one for the accelerator, or a route does."""
     route = redirect.current()
@@ -117,6 +120,17 @@ def profile_for(device: torch.device) -> Profile:
     if name and device.type != "cpu":
         return named_profile(name)
     return detect(device)
+
+
+def autograd_limit(device: torch.device) -> int | None:
+    """Bytes up to which PyTorch's own differentiable call leads on a device; None where it never does."""
+    if redirect.current() is not None:
+        return profile_for(device).thresholds.get(AUTOGRAD_BYTES)
+    try:
+        return autograd_limits[device]
+    except KeyError:
+        limit = autograd_limits[device] = profile_for(device).thresholds.get(AUTOGRAD_BYTES)
+        return limit
 
 
 def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool = False) -> list[str]:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import ferryman
 from ferryman import ops
-from ferryman.device_profiles import profile
+from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import plan, registry, select
 from tests.unit.test_own_gradient import ours
 
@@ -71,7 +71,7 @@ def test_attention_with_its_log_sum_exp_keeps_its_function(hopper: dict[str, Any
         out, lse = ops.attention(*tensors, return_lse=True)
         assert ours(out) and ours(lse) and not ours(ops.attention(*tensors))
     runner = plan.runner_of(registry.primitive("attention"))
-    assert [line.name for _, _, line in runner.plans.values()] == ["triton.tiled", "torch.flash"]
+    assert [line.name for _, _, line in runner.plans.values()] == ["triton.packed", "torch.flash"]
 
 
 def test_a_trace_of_small_attention_counts_what_serves_both_passes(hopper: dict[str, Any]) -> None:
@@ -109,6 +109,58 @@ def test_attention_that_pytorchs_call_does_not_express_keeps_its_function(name: 
     tensors, options = NOT_SERVED[name]
     assert ferryman.explain(ops.attention, *heads(), device="h100").source == "autograd"
     assert ferryman.explain(ops.attention, *tensors, device="h100", **options).source != "autograd"
+
+
+def test_without_a_gradient_cudnns_call_is_alone(hopper: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives no log-sum-exp, so that a call for both, or with a gradient, has another plan."""
+    asked: list[bool] = []
+
+    def cudnn(
+        q: Any, k: Any, v: Any, bias: Any, lse: bool, dropout: float, causal: bool, debug: bool, scale: Any
+    ) -> Any:
+        assert bias is None and not dropout and not debug
+        asked.append(lse)
+        return _on_cpu(q, k, v, 0.0, causal, scale)
+
+    monkeypatch.setattr(torch, "_scaled_dot_product_cudnn_attention", cudnn)
+    monkeypatch.setattr(plan, "REPLAYED", "cpu")  # only an accelerator's calls are PyTorch's own without a gradient
+    hopper["attention"] = lambda q, k, v, causal, scale, *_: tuple(
+        x.detach() for x in _on_cpu(q, k, v, 0.0, causal, scale)[:2]
+    )
+    tensors = [torch.randn(2, 504, 6, 64, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+    wanted = functional.scaled_dot_product_attention(*tensors)
+    for _ in range(3):
+        out = ops.attention(*tensors)
+        assert torch.equal(out, wanted) and out.transpose(1, 2).is_contiguous()
+    assert asked == [False] * 3
+    ops.attention(*tensors, return_lse=True)
+    ops.attention(*(t.requires_grad_() for t in tensors))
+    assert asked == [False] * 3
+    runner = plan.runner_of(registry.primitive("attention"))
+    assert [line.name for _, _, line in runner.plans.values()] == ["torch.cudnn", "torch.cudnn", "torch.flash"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "length", "width"), [(1, 504, 64), (3, 130, 72), (2, 65, 40), (5, 1, 64), (1, 2048, 128)]
+)
+def test_cudnns_call_alone_is_right(batch: int, length: int, width: int, causal: bool) -> None:
+    """Against the call with the log-sum-exp, which `ferryman check` judges: both round P and the output once."""
+    if "wgmma" not in select.target_of(detect("cuda")).features:
+        pytest.skip("cuDNN is first on Hopper")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(batch, length, 6, width, device="cuda").bfloat16().transpose(1, 2) for _ in range(3))
+    with torch.no_grad(), ferryman.use(attention="torch.cudnn"):
+        if length == 1:  # of one query cuDNN is another line
+            with pytest.raises(ferryman.errors.Unsupported):
+                ops.attention(q, k, v, causal=causal)
+            return
+        alone = ops.attention(q, k, v, causal=causal)
+        with_lse, _ = ops.attention(q, k, v, causal=causal, return_lse=True)
+    wanted = functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+    off, most = ((x.double() - wanted).abs().max() for x in (alone, with_lse))
+    assert off <= 2.0**-7 * wanted.abs().max() and off <= 2 * most
 
 
 def test_attention_keeps_its_function_where_every_run_must_be_the_same() -> None:

@@ -37,6 +37,16 @@ OP = registry.primitive("attention")
         ("B6 H128/8 Q131 K131 D128 padding", False),
         ("B21 H8/2 Q450 K380 D128 dropout", True),
         ("B2 H1/1 Q362 K362 D128 causal dropout", False),  # of few tiles
+        ("B1 H12/12 Q197 K197 D64", True),  # an image's patches
+        ("B61 H4/4 Q32 K32 D64", True),
+        ("B1 H12/12 Q197 K197 D72", False),
+        ("B13 H24/24 Q41 K41 D88 causal", True),
+        ("B59 H6/6 Q122 K122 D64", False),  # two full tiles of 128 rows
+        ("B20 H24/24 Q154 K154 D64 causal", True),  # a second one half empty
+        ("B1 H12/12 Q849 K849 D64", False),
+        ("B1 H24/24 Q142 K142 D128", True),
+        ("B70 H10/10 Q118 K118 D128 causal", False),
+        ("B1 H12/6 Q197 K197 D64", False),  # heads of a group share tiles from 4 on
     ],
 )
 def test_the_choice_on_an_h200(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:

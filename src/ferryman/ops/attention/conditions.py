@@ -20,6 +20,7 @@ from ferryman.ops.clauses import (
     either,
     feature,
     multiple_of,
+    not_empty,
     one_of,
     prepared,
     release,
@@ -295,6 +296,18 @@ _OWN = (
         ("deterministic",),
         lambda v: v.flags["deterministic"],
         lambda on: not on,
+    ),
+)
+# cuDNN's, of which nothing is kept for a backward.
+_OWN_OF_CUDNN = (
+    *_OWN,
+    not_empty("q"),
+    not_empty("k"),
+    Clause(
+        "no gradient",
+        ("q.requires_grad", "k.requires_grad", "v.requires_grad"),
+        lambda view: torch.is_grad_enabled() and any(view.args[name].requires_grad for name in ("q", "k", "v")),
+        lambda wanted: not wanted,
     ),
 )
 _NO_LSE = (absent("grad_lse"), _NORMAL, _NO_BIAS_GRADIENT)

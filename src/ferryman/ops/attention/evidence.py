@@ -108,23 +108,33 @@ _MOST_MASK = 1 << 28  # elements
 
 
 def _sampled(s: Sampler) -> str:
-    """All that the signature has: decoding, a chunk on a cache, squares, cross-attention; windows, softcap, masks."""
+    """All that the signature has: decoding, a chunk on a cache, squares, encoders, cross-attention; windows, softcap,
+    masks."""
     dim, kv = s.draw.choice(_HEAD_DIMS), s.draw.choice((1, 2, 4, 8, 16))
     heads, batch = kv * s.draw.choice((1, 1, 2, 4, 7, 8, 16)), s.around(1, 32)
     keys = s.around(64 // min(s.less, 4), 16_384 // s.less)
-    form = s.draw.choice(("square", "square", "square", "decode", "decode", "chunk", "cross"))
-    queries = {"square": keys, "decode": 1, "chunk": s.around(2, min(1024, keys)), "cross": s.around(16, 2048)}[form]
+    form = s.draw.choice(("square", "square", "square", "encoder", "encoder", "decode", "decode", "chunk", "cross"))
+    if form == "encoder":  # each head has keys of its own, and sees all of them
+        heads = kv = s.draw.choice((3, 4, 6, 8, 12, 16, 20, 24))
+        keys = s.around(32, 4096 // s.less)
+    queries = {
+        "square": keys,
+        "encoder": keys,
+        "decode": 1,
+        "chunk": s.around(2, min(1024, keys)),
+        "cross": s.around(16, 2048),
+    }[form]
     plain, hidden = ("", "", "", " window", " softcap50"), (" padding", " keys", " mask", " bias")
     kind = s.draw.choice((*plain, *hidden, " sinks", " range", " chunk", " dropout"))
     batch = s.fitting(batch, heads, queries, max(keys, queries), dim)
-    causal = " causal" if form != "cross" and kind not in (" padding", " keys", " mask") else ""
+    causal = " causal" if form not in ("cross", "encoder") and kind not in (" padding", " keys", " mask") else ""
     if kind == " window":
         kind = f" window{s.draw.choice((64, 128, 512, 1024, 4096))}" if causal else ""
     if kind == " chunk":
         kind = f" chunk{s.draw.choice((256, 2048, 8192))}" if causal else ""
     rows = {" padding": batch, " mask": batch, " bias": heads}.get(kind, 0)
     if rows * queries * keys > _MOST_MASK // s.less**2:
-        kind, causal = "", " causal" if form != "cross" else ""
+        kind, causal = "", " causal" if form not in ("cross", "encoder") else ""
     return f"B{batch} H{heads}/{kv} Q{queries} K{keys} D{dim}{causal}{kind}"
 
 

@@ -26,6 +26,7 @@ from ferryman.ops.attention.conditions import (
     _ON_HOPPER,
     _ONE_TILE,
     _OWN,
+    _OWN_OF_CUDNN,
     _PLAIN,
     _TILES,
     _TRACED,
@@ -52,7 +53,14 @@ from ferryman.ops.menu import Implementation, menu
 IMPLEMENTATIONS = menu(
     "ferryman.ops.attention",
     Implementation(
-        op="attention", name="torch.cudnn", where=":attention_cudnn", when=_CUDNN, leads=_BEFORE_HOPPERS, **_TRACED
+        op="attention",
+        name="torch.cudnn",
+        where=":attention_cudnn",
+        when=_CUDNN,
+        leads=_BEFORE_HOPPERS,
+        differentiable="attention_cudnn_alone",
+        differentiable_when=_OWN_OF_CUDNN,
+        **_TRACED,
     ),
     # of one query cuDNN divides the keys, and adds the parts as they come
     Implementation(

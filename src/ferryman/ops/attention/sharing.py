@@ -1,11 +1,11 @@
-"""When few queries share tiles with the other heads of their group, or the keys of few tiles are divided."""
+"""When small tiles lead: queries of a group that share them, keys of few tiles that are divided, short sequences."""
 
 from __future__ import annotations
 
 import torch
 
-from ferryman.ops.attention.conditions import _MASKED, _TILES, _rows_of_a_head
-from ferryman.ops.clauses import Clause, View, absent, both, dtypes, either, threshold, unless
+from ferryman.ops.attention.conditions import _ALL_KEYS, _MASKED, _NO_DROPOUT, _PLAIN, _TILES, _rows_of_a_head
+from ferryman.ops.clauses import Clause, View, absent, both, dtypes, either, one_of, threshold, unless
 
 
 def _queries(view: View) -> int:
@@ -18,6 +18,10 @@ _WIDE = Clause("a head size above 128", ("q.shape",), lambda v: int(v.args["q"].
 def _tiles(view: View) -> int:
     batch, heads, queries, _ = view.args["q"].shape
     return int(batch * heads * -(-queries // 64))
+
+
+def _tiles_of_a_head(view: View) -> int:
+    return -(-_queries(view) // 64)
 
 
 def _packed_tiles(view: View) -> int:
@@ -82,6 +86,42 @@ _TILES_SHARE = both(
 )
 
 
+def _tiles_at_most(name: str) -> Clause:
+    return threshold(f"attention.packed.{name}", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True)
+
+
+# Other kernels have tiles of 128 rows for as many queries as keys. Up to 64 rows fill half of one at most, and of an
+# odd number of 64 the last stays half empty; a first wave of small tiles leaves fewer units idle.
+_SMALL_TILES = both(
+    *_PLAIN,
+    *_ALL_KEYS,
+    absent("sinks"),
+    _NO_DROPOUT,
+    Clause(
+        "as many queries and heads of queries as of keys",
+        ("q.shape", "k.shape"),
+        lambda view: (tuple(view.args["q"].shape[1:3]), tuple(view.args["k"].shape[1:3])),
+        lambda m: m[0] == m[1],
+    ),
+    either(
+        both(_queries_at_most("one_tile"), unless(_WIDE)),
+        both(
+            one_of("q.shape[3]", 16, 32, 64),
+            threshold("attention.packed.alone", "keys", ("k.shape",), _keys, most=True),
+            either(
+                _tiles_at_most("wave"),
+                Clause(
+                    "an odd number of tiles of 64 rows", ("q.shape",), _tiles_of_a_head, lambda tiles: tiles % 2 == 1
+                ),
+            ),
+        ),
+        both(
+            one_of("q.shape[3]", 128),
+            threshold("attention.packed.alone_wide", "keys", ("k.shape",), _keys, most=True),
+            _tiles_at_most("wide_wave"),
+        ),
+    ),
+)
 _LITTLE_CACHE = threshold(
     "attention.packed.cache", "elements of k", ("k.shape",), lambda v: v.args["k"].numel(), most=True
 )
@@ -115,5 +155,5 @@ _PACKED = both(
     dtypes("q", torch.float16, torch.bfloat16),
     _TILES,
     unless(_MAY_BE_HIDDEN),
-    either(_HEADS_SHARE, _TILES_SHARE, _KEYS_SHARED, _DROPS),
+    either(_HEADS_SHARE, _TILES_SHARE, _KEYS_SHARED, _DROPS, _SMALL_TILES),
 )

@@ -78,14 +78,18 @@ def little(x: Tensor, table: Tensor | None, *tensors: Tensor | None) -> bool:
     of ours, by more than a kernel saves (the profile's thresholds.autograd.bytes). table: of which x names rows."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # compiled, no call costs the host anything
         return False
-    given = [t for t in (x, table, *tensors) if t is not None]
-    limit = select.profile_for(x.device).thresholds.get(select.AUTOGRAD_BYTES)
-    if limit is None or not any(t.requires_grad for t in given):
+    limit = select.autograd_limit(x.device)
+    if limit is None:
         return False
-    read = sum(t.numel() * t.element_size() for t in given if t is not table)
-    if table is not None:
-        read += 2 * x.numel() * table.shape[-1] * table.element_size()
-    return read <= limit
+    if table is None:
+        wanted, read = x.requires_grad, x.numel() * x.element_size()
+    else:
+        wanted = table.requires_grad
+        read = x.numel() * (x.element_size() + 2 * table.shape[-1] * table.element_size())
+    for t in tensors:
+        if t is not None:
+            wanted, read = wanted or t.requires_grad, read + t.numel() * t.element_size()
+    return wanted and read <= limit
 
 
 def condition(
