@@ -64,7 +64,14 @@ def test_the_choice_on_an_h200(name: str, packed: bool, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("queries", "keys", "heads", "batch", "rows", "split"),
-    [(5, 8192, 28, 1, 64, True), (5, 8192, 16, 1, 32, True), (40, 8192, 28, 64, 64, False), (5, 200, 28, 1, 64, False)],
+    [
+        (5, 8192, 28, 1, 64, True),
+        (5, 8192, 16, 1, 32, True),
+        (40, 8192, 28, 64, 64, False),
+        (5, 200, 28, 1, 64, False),
+        (683, 683, 28, 1, 64, False),
+        (683, 683, 4, 1, 64, True),
+    ],
 )
 def test_tiles_and_pieces(queries: int, keys: int, heads: int, batch: int, rows: int, split: bool) -> None:
     """On tensors without data. Pieces are merged by a second kernel."""

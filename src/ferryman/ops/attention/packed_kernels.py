@@ -21,6 +21,8 @@ from ferryman.ops.attention.triton_kernels import (
     outputs,
 )
 
+LEAST_KEYS_OF_A_ROW = 4  # for two pieces
+
 
 def _tile(target: Target, dtype: torch.dtype, head_dim: int, rows: int, rich: bool) -> Config:
     """Decoding's tile, in 16 bits of more rows: 64 where there are as many, else 32, as RDNA3's registers allow.
@@ -68,6 +70,11 @@ def attention(
     config = _tile(target, q.dtype, max(dim, v.shape[3]), rows, rich)
     programs = batch * kv_heads * -(-rows // config.block_m)
     seen = min(keys, (2 * window if window else keys) + queries, (chunk or keys) + queries)  # of a window both sides
+    splits = _num_splits(target, programs, seen)
+    if splits == 2 and seen < LEAST_KEYS_OF_A_ROW * queries:
+        splits = (
+            1  # a second piece writes and reads each row's sum once more, which few keys of a row do not make up for
+        )
     _run_forward(
         q,
         k,
@@ -87,7 +94,7 @@ def attention(
         target,
         config,
         programs,
-        _num_splits(target, programs, seen),
+        splits,
         _heads_together(target, batch * kv_heads, keys, dim, k.element_size()),
         pack=True,
     )
