@@ -116,6 +116,7 @@ def _sampled(s: Sampler) -> str:
     form = s.draw.choice(("square", "square", "square", "encoder", "encoder", "decode", "decode", "chunk", "cross"))
     if form == "encoder":  # each head has keys of its own, and sees all of them
         heads = kv = s.draw.choice((3, 4, 6, 8, 12, 16, 20, 24))
+        dim = s.draw.choice((32, 64, 64, 80, dim))
         keys = s.around(32, 4096 // s.less)
     queries = {
         "square": keys,

@@ -218,8 +218,16 @@ _FLASH_LEADS = (
         ),
     ),
 )
-# Beside Hopper's kernel cuDNN begins sooner, which counts where little follows. It has tiles of fewer rows, and of most
-# wide heads' own size, which Hopper's fills up to 128 rows and 256 columns.
+_DIAGONAL = Clause("causal", ("causal",), lambda view: bool(view.args["causal"]), bool)
+
+
+def _keys_at_most(name: str) -> Clause:
+    return threshold(f"attention.cudnn.{name}", "keys", ("k.shape",), lambda v: v.args["k"].shape[2], most=True)
+
+
+# Beside Hopper's kernel cuDNN begins sooner, which counts where little follows: of a call, or of each tile where keys
+# are few. It has tiles of fewer rows, and of most wide heads' own size, which Hopper's fills up to 128 rows and 256
+# columns.
 _BEFORE_HOPPERS = (
     unless(_PACKED),
     absent("mask"),
@@ -236,6 +244,11 @@ _BEFORE_HOPPERS = (
             ),
         ),
         both(_WIDE, threshold("attention.cudnn.width", "head size", ("q.shape",), _width, most=True)),
+        both(
+            unless(_FEWER_QUERIES),
+            unless(_WIDE),
+            either(_keys_at_most("keys"), both(_DIAGONAL, _keys_at_most("causal_keys"))),
+        ),
     ),
 )
 _RANGE_OF_MUCH = (unless(_PACKED), _RANGED, unless(_LITTLE_BESIDE_HOPPERS))

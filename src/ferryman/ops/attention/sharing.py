@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ferryman.ops.attention.conditions import _ALL_KEYS, _MASKED, _NO_DROPOUT, _PLAIN, _TILES, _rows_of_a_head
-from ferryman.ops.clauses import Clause, View, absent, both, dtypes, either, one_of, threshold, unless
+from ferryman.ops.clauses import Clause, View, absent, at_most, both, dtypes, either, one_of, threshold, unless
 
 
 def _queries(view: View) -> int:
@@ -50,6 +50,10 @@ def _keys_at_least(name: str) -> Clause:
     return threshold(f"attention.packed.{name}", "keys", ("k.shape",), _keys)
 
 
+def _width_at_most(name: str) -> Clause:
+    return threshold(f"attention.packed.{name}", "head size", ("q.shape",), lambda v: v.args["q"].shape[3], most=True)
+
+
 _LONG_AND_WIDE = both(_WIDE, _keys_at_least("keys"))
 # A tile of 64 rows of one head is mostly empty where queries are few, and each head of a group reads K and V again.
 # Packed, the rows of a group fill it; of a mask each of its rows is read for each of its heads then, which is little
@@ -62,10 +66,7 @@ _HEADS_SHARE = both(
     ),
     either(
         _keys_at_least("keys"),
-        both(
-            threshold("attention.packed.narrow", "head size", ("q.shape",), lambda v: v.args["q"].shape[3], most=True),
-            _keys_at_least("keys_of_narrow"),
-        ),
+        both(_width_at_most("narrow"), _keys_at_least("keys_of_narrow")),
         threshold("attention.packed.tiles", "tiles of 64 rows, of all heads", ("q.shape",), _tiles),
     ),
 )
@@ -86,12 +87,18 @@ _TILES_SHARE = both(
 )
 
 
+def _keys_at_most(name: str) -> Clause:
+    return threshold(f"attention.packed.{name}", "keys", ("k.shape",), _keys, most=True)
+
+
 def _tiles_at_most(name: str) -> Clause:
     return threshold(f"attention.packed.{name}", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True)
 
 
+_ODD = Clause("an odd number of tiles of 64 rows", ("q.shape",), _tiles_of_a_head, lambda tiles: tiles % 2 == 1)
 # Other kernels have tiles of 128 rows for as many queries as keys. Up to 64 rows fill half of one at most, and of an
-# odd number of 64 the last stays half empty; a first wave of small tiles leaves fewer units idle.
+# odd number of 64 the last stays half empty; a first wave of small tiles leaves fewer units idle. Narrow heads leave
+# a tile of 128 rows little to do.
 _SMALL_TILES = both(
     *_PLAIN,
     *_ALL_KEYS,
@@ -104,22 +111,21 @@ _SMALL_TILES = both(
         lambda m: m[0] == m[1],
     ),
     either(
+        _width_at_most("narrowest"),
         both(_queries_at_most("one_tile"), unless(_WIDE)),
         both(
-            one_of("q.shape[3]", 16, 32, 64),
-            threshold("attention.packed.alone", "keys", ("k.shape",), _keys, most=True),
-            either(
-                _tiles_at_most("wave"),
-                Clause(
-                    "an odd number of tiles of 64 rows", ("q.shape",), _tiles_of_a_head, lambda tiles: tiles % 2 == 1
-                ),
-            ),
+            at_most("q.shape[3]", 64),
+            _keys_at_most("alone"),
+            either(_tiles_at_most("wave"), both(_ODD, _tiles_at_most("waves"))),
         ),
         both(
-            one_of("q.shape[3]", 128),
-            threshold("attention.packed.alone_wide", "keys", ("k.shape",), _keys, most=True),
+            at_most("q.shape[3]", 127),
+            _ODD,
+            unless(_queries_at_most("one_tile")),
+            _keys_at_most("alone_wide"),
             _tiles_at_most("wide_wave"),
         ),
+        both(one_of("q.shape[3]", 128), _keys_at_most("alone_widest"), _tiles_at_most("widest_wave")),
     ),
 )
 _LITTLE_CACHE = threshold(
