@@ -26,9 +26,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from dispatch_regret import report as regret  # noqa: E402
 
-SHOWN = ("rms_norm", "attention")  # as examples; the linked page has all
-CHECK = "h200/check"
-AGAIN = "h200/check-second"  # of the ops that were judged anew, after a mend
+CHECK, AGAIN = "h200/check", "h200/check-second"  # all ops; those that were judged anew, after a mend
+SHOWN = {CHECK: "rms_norm", "h200/check-seventh": "bias_act"}  # as examples
 DRAWS = {
     "h100/regret-fourth": "all ops, H100",
     "h100/regret-attention-fifth": "attention alone, H100",
@@ -36,16 +35,16 @@ DRAWS = {
     "h200/regret-attention-fourteenth": "attention and its gradient, H200, whose lockfile has no region of it",
     "h200/regret-attention-sixteenth": "the same, another seed, half of it",
     "h200/regret-attention-seventeenth": "the same after four rules, another seed, whole",
+    "h200/regret-attention-encoders": "attention of encoders, forward, H200",
 }
 MODELS = (
-    ("h100/whole_models", "compiled"),
-    ("h100/whole_models-compiled", "compiled"),
-    ("h100/whole_models-eager-second", "eager"),
-    ("h100/whole_models-graphed", "eager"),
-    ("h100/whole_models-rest", "eager"),
+    ("h200/whole_models-eager", "eager"),
+    ("h200/whole_models-eager-second", "eager"),
+    ("h200/whole_models-compiled", "compiled"),
     ("h200/whole_models-qwen3_8b", "eager"),
     ("h200/whole_models-qwen3_8b", "compiled"),
 )
+STEPS = "qwen3_8b/"  # of one model: a row for all of them
 _NOTE = "<!-- {name}: ci/readme.py writes this from benchmarks/results; `make docs` -->\n"
 _END = "<!-- end of {name} -->\n"
 
@@ -65,27 +64,28 @@ def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 
 
 def check() -> str:
-    """What `ferryman check` printed, for some ops: of those that were judged again, that run's rows."""
+    """What `ferryman check` printed, for some ops."""
+    shown = [(results.parse(document(name), name), op) for name, op in SHOWN.items()]
+    head = _rows(*shown[0])[0]
+    lines = [*head, *(line for judged, op in shown for line in _rows(judged, op)[1])]
     judged, later = (results.parse(document(name), name) for name in (CHECK, AGAIN))
-    anew = {row.op for row in later.summary}
-    head, rows = _rows(judged, [op for op in SHOWN if op not in anew])
     facts, failed = judged.environment, sum(cell.verdict == "FAIL" for cell in judged.cells)
     said = (
-        f"`ferryman check` on an {facts.device_name}, {len(judged.cells):,} cells in {facts.seconds:.0f} seconds: "
-        f"{link(CHECK)} has all ops. {failed} cells failed there. What was wrong is mended, and these ops were judged "
-        f"again ({link(AGAIN)}): {', '.join(f'`{op}`' for op in SHOWN if op in anew)} has that run's rows.\n\n"
+        f"These rows are of an {facts.device_name}. {link(CHECK)} has all ops: {len(judged.cells):,} cells in "
+        f"{facts.seconds:.0f} seconds. {failed} of them failed. What was wrong is mended, and {len(later.cells):,} "
+        f"cells of the ops concerned were judged again: none failed ({link(AGAIN)}).\n"
     )
-    again = _rows(later, [op for op in SHOWN if op in anew])[1]
-    return said + "".join(f"{line}\n" for line in (*head, *rows, *again))
+    if any(cell.verdict == "FAIL" for cell in later.cells):
+        raise SystemExit(f"{AGAIN} has cells that failed: README says that it has none")
+    return "".join(f"{line}\n" for line in lines) + f"\n{said}"
 
 
-def _rows(judged: results.Results, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(head, rows of these ops that ran) of a document's table."""
+def _rows(judged: results.Results, op: str) -> tuple[list[str], list[str]]:
+    """(head, rows of an op) of a document's table."""
     lines = markdown(judged).splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("| op |"))
     rows = lines[head + 2 : lines.index("", head)]
-    of_ops = tuple(f"| `{op}` |" for op in names)
-    return lines[head : head + 2], [row for row in rows if of_ops and row.startswith(of_ops)]
+    return lines[head : head + 2], [row for row in rows if row.startswith(f"| `{op}` |")]
 
 
 def draws() -> str:
@@ -109,15 +109,17 @@ def models() -> str:
             speeds: dict[str, dict[str, float]] = {}
             for family in document(name)["families"]:
                 for case in family["cases"]:
+                    of = family["family"]
                     if case["how"] == how:
-                        speeds.setdefault(case["mode"], {})[family["family"]] = case["speed"]
+                        mode = "steps" if of.startswith(STEPS) else case["mode"]
+                        speeds.setdefault(mode, {})[of.removeprefix(STEPS)] = case["speed"]
             for mode, by_family in speeds.items():
                 order = sorted(by_family, key=by_family.__getitem__)
                 mean = statistics.geometric_mean(by_family.values())
                 ends = [f"{by_family[one]:.2f} ({one})" for one in (order[0], order[-1])]
                 yield (link(name), f"{mode}, {how}", str(len(order)), f"{mean:.2f}", *ends)
 
-    return table(["timed", "step", "families", "speed: geometric mean", "least", "most"], rows())
+    return table(["timed", "step", "families or steps", "speed: geometric mean", "least", "most"], rows())
 
 
 BLOCKS: dict[str, Callable[[], str]] = {"check": check, "draws": draws, "models": models}
