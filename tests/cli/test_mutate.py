@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.porting.mutate import edits, users
+from ferryman.porting.mutate import edits, targets
 from tests.cli.run import Done, alone
 
 pytest.importorskip("triton")
@@ -88,7 +88,7 @@ def test_what_is_planted_repeats_and_strict_tests_catch_it(mine: Path) -> None:
     assert a["mutants"] == b["mutants"] and len(a["mutants"]) == a["ran"] == 2
     assert {m["fate"] for m in a["mutants"]} == {"caught"} and (a["caught"], a["survived"]) == (2, 0)
     assert first.code == again.code == 0
-    other = users.edits_of(users.target_of(f"{mine}:softmax"))[0]
+    other = targets.edits_of(targets.target_of(f"{mine}:softmax"))[0]
     assert edits.spread(other, 2, 1) != edits.spread(other, 2, 2)  # another seed, other bugs
 
 

@@ -108,8 +108,8 @@ from ferryman.porting.ci import run
 run._execute(command, pathlib.Path(), {}, 60.0)
 """,
     "mutate": """
-from ferryman.porting.mutate import users
-target = users.Target(pathlib.Path("user_kernels.py"), "user_kernels", "rms_norm")
+from ferryman.porting.mutate import targets, users
+target = targets.Target(pathlib.Path("user_kernels.py"), "user_kernels", "rms_norm")
 users._Tests(target, shlex.join(command), pathlib.Path(folder), False, []).run(None, 60.0)
 """,
 }

@@ -17,7 +17,9 @@ from ferryman.porting.mutate import users
 def mutate(
     kernel: Annotated[str, typer.Argument(help="mine.py:kernel: a @triton.jit function, or a launcher of some.")],
     test: Annotated[str, typer.Option(help="The command that runs the tests, as in 'pytest tests/test_mine.py'.")],
-    sample: Annotated[int, typer.Option(help="So many planted bugs, every kind in turn; 0: all.")] = users.SAMPLE,
+    sample: Annotated[
+        int, typer.Option(help="Draw until so many planted bugs are judged, every kind in turn; 0: all.")
+    ] = users.SAMPLE,
     seed: Annotated[int, typer.Option(help="Which ones are drawn.")] = 0,
     limit: Annotated[
         float | None, typer.Option(help="Seconds a run; default: ten times what the tests take, at least 30.")
@@ -31,8 +33,7 @@ def mutate(
     """Plant bugs into a Triton kernel, one at a time, and run its own tests: which of them notice?
 
     The file is never edited. The tests must pass twice without a bug. Survivors are printed as diffs, with an input
-    that
-    shows them and the comparison that let them through. Exits with 1 where a bug survives that some input shows.
+    that shows them and the comparison that let them through. Exits with 1 where a bug survives that some input shows.
     """
     if out is not None and out.is_dir():
         raise ArgumentError("mutate", "--out", f"{out}, a folder", "the name of a file")

@@ -28,7 +28,7 @@ def note(**what: Any) -> None:
 
 
 def changed(path: str) -> str:
-    with open(path, encoding="utf-8") as source:
+    with open(path, encoding="utf-8-sig") as source:
         text = source.read()
     edit = JOB["edit"]
     if edit is None:
@@ -72,6 +72,9 @@ def install() -> None:
             for name in _COMPARISONS[module.__name__]:
                 if hasattr(module, name):
                     setattr(module, name, _compared(name, getattr(module, name)))
+            if module.__name__ == "torch":
+                tensor = module.Tensor
+                tensor.allclose = _compared("allclose", tensor.allclose)
 
     def updated(filename: str, module_globals: Any = None) -> list[str]:
         return remember(filename) if _ours(filename) else update(filename, module_globals)
@@ -137,50 +140,56 @@ def _plain(value: Any) -> Any:
 
 _COMPARISONS = {
     "torch": ("allclose", "isclose"),
+    "numpy": ("allclose", "isclose"),
     "torch.testing._comparison": ("assert_close",),
     "numpy.testing._private.utils": ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal"),
 }
 
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "numpy"))
 _inside = False  # a comparison that another one calls is that one's own
 
 
 def _compared(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """A comparison that notes where it stands, its tolerances, and the largest error that it let through."""
 
-    def comparison(actual: Any, expected: Any, *rest: Any, **kwargs: Any) -> Any:
+    def comparison(*args: Any, **kwargs: Any) -> Any:
         global _inside
         outermost, _inside = not _inside, True
         try:
-            result = original(actual, expected, *rest, **kwargs)
+            result = original(*args, **kwargs)
         finally:
             _inside = not outermost
-        try:
-            import torch
-
-            if (
-                not outermost
-                or result is False
-                or not isinstance(actual, torch.Tensor)
-                or not isinstance(expected, torch.Tensor)
-            ):
-                return result
-            error = (actual.detach().double().cpu() - expected.detach().double().cpu()).abs().nan_to_num(nan=0.0)
-            frame = sys._getframe(1)
-            while frame.f_back is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
-                frame = frame.f_back
-            given = dict(zip(("rtol", "atol"), rest)) | {k: kwargs[k] for k in ("rtol", "atol") if k in kwargs}  # noqa: B905
-            note(
-                compared=name,
-                where=f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}",
-                error=float(error.max()) if error.numel() else 0.0,
-                tolerance=given,
-                dtype=str(expected.dtype),
-            )
-        except Exception as failure:  # noqa: BLE001 - what is only watched must not fail
-            note(not_seen=f"{name}: {type(failure).__name__}: {failure}")
+        if outermost and result is not False:
+            try:
+                _met(name, args, kwargs, sys._getframe(1))
+            except Exception as failure:  # noqa: BLE001 - what is only watched must not fail
+                note(not_seen=f"{name}: {type(failure).__name__}: {failure}")
         return result
 
     return comparison
+
+
+def _met(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+    import torch
+
+    words = {"input": "actual", "a": "actual", "other": "expected", "desired": "expected", "b": "expected"}
+    words |= {"x": "actual", "y": "expected"}
+    places = ("actual", "expected", *(("decimal",) if "almost" in name else ("rtol", "atol")))
+    given = dict(zip(places, args)) | {words.get(k, k): v for k, v in kwargs.items()}  # noqa: B905
+    actual, expected = (
+        x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(x)
+        for x in (given["actual"], given["expected"])
+    )
+    error = (actual.double() - expected.double()).abs().nan_to_num(nan=0.0)
+    while frame.f_back is not None and any(p in frame.f_code.co_filename for p in _PACKAGES):
+        frame = frame.f_back
+    note(
+        compared=name,
+        where=f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}",
+        error=float(error.max()) if error.numel() else 0.0,
+        tolerance={k: given[k] for k in ("rtol", "atol", "decimal") if k in given},
+        dtype=str(expected.dtype),
+    )
 
 
 if JOB:

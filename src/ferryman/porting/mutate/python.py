@@ -17,7 +17,7 @@ Places = Iterator[tuple[ast.AST, str]]
 _REDUCTIONS = ("sum", "max", "min", "reduce", "associative_scan", "cumsum", "xor_sum")
 _ROUNDED = ("load", "store")
 _WAITS = ("wait", "barrier", "fence", "sync", "arrive", "expect")
-_PLAIN = (
+PLAIN = (
     "arange",
     "program_id",
     "num_programs",
@@ -27,8 +27,9 @@ _PLAIN = (
     "cdiv",
     "full",
     "zeros",
-    "range",
 )
+ROUNDINGS = ("accumulator narrowed", "cast early")  # operators that give floating-point numbers
+_BLOCKS = (ast.If, ast.Try, ast.With, ast.ExceptHandler)
 _LESS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -145,7 +146,7 @@ def _cast_early(node: ast.AST, scope: Scope) -> Places:
 
 def _left_out(node: ast.AST, scope: Scope) -> Places:
     """``f(x, ..)`` becomes ``x``: a function of one value that was forgotten."""
-    skip = (*_REDUCTIONS, *_ROUNDED, *_PLAIN, "to", "where", "dot", "print", "len", "max", "min", "int", "float")
+    skip = (*_REDUCTIONS, *_ROUNDED, *PLAIN, "to", "where", "dot", "print", "len", "max", "min", "int", "float")
     if isinstance(node, ast.Call) and node.args and called(node) not in skip and not called(node).startswith("static"):
         plain = not isinstance(node.args[0], ast.Starred)
         if plain and isinstance(scope.parents.get(node), (ast.BinOp, ast.Assign)):
@@ -296,12 +297,24 @@ OPERATORS = (
 )
 
 
+def statements(block: ast.AST) -> Iterator[ast.stmt]:
+    """A module's own statements: those inside of an ``if``, a ``try`` or a ``with`` are a module's, too."""
+    for name in ("body", "handlers", "orelse", "finalbody"):
+        for node in getattr(block, name, ()):
+            if isinstance(node, ast.stmt):
+                yield node
+            if isinstance(node, _BLOCKS):
+                yield from statements(node)
+
+
+def _decorated(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and any("jit" in _text(d) for d in node.decorator_list)
+
+
 def jitted(tree: ast.Module) -> set[str]:
     """Names of a module's functions that a compiler for devices takes: decorated, or given to ``jit`` by a call."""
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
-            names.add(node.name)
+    names = {n.name for n in statements(tree) if isinstance(n, ast.FunctionDef) and _decorated(n)}
+    for node in statements(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and "jit" in ast.unparse(node.value.func):
             names |= {a.id for a in node.value.args if isinstance(a, ast.Name)}
     return names
@@ -310,12 +323,12 @@ def jitted(tree: ast.Module) -> set[str]:
 def reachable(tree: ast.Module, start: Iterable[str]) -> set[str]:
     """What ``start`` names of a module, directly or through others: functions, assigned and imported names."""
     names: dict[str, set[str]] = {}
-    for node in tree.body:
+    for node in statements(tree):
         used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names[node.name] = used
+            names[node.name] = used | names.get(node.name, set())
         elif isinstance(node, ast.Assign):
-            names |= {t.id: used for t in node.targets if isinstance(t, ast.Name)}
+            names |= {t.id: used | names.get(t.id, set()) for t in node.targets if isinstance(t, ast.Name)}
         elif isinstance(node, ast.ImportFrom):
             names |= {a.asname or a.name: set() for a in node.names}
     reached, left = set[str](), list(start)
@@ -347,7 +360,7 @@ def edits(
 ) -> list[Edit]:
     """Every edit of a source's jitted functions (``everything``: of all functions) of those names; None: of all."""
     tree = ast.parse(text)
-    compiled = jitted(tree)
+    compiled, decorated = jitted(tree), {getattr(n, "name", "") for n in statements(tree) if _decorated(n)}
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -357,10 +370,11 @@ def edits(
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
     distinct: dict[tuple[int, str, str], Edit] = {}
-    for function in tree.body:
+    for function in statements(tree):
         if not isinstance(function, ast.FunctionDef) or (functions is not None and function.name not in functions):
             continue
-        if not (function.name in compiled or everything):
+        fallback = function.name in decorated and not _decorated(function)  # the other side of a choice
+        if not everything and (function.name not in compiled or fallback):
             continue
         arguments = [a.arg for a in (*function.args.args, *function.args.kwonlyargs)]
         parents: dict[ast.AST, ast.AST] = {}

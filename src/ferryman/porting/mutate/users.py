@@ -6,17 +6,13 @@ place. Before that they must pass twice as they are.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib.util
 import json
 import math
 import os
 import re
-import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
@@ -25,34 +21,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ferryman.errors import ArgumentError, FerrymanError, UnknownName
-from ferryman.porting.mutate import python, reveal
+from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.porting.mutate.edits import Edit, spread
+from ferryman.porting.mutate.survivors import revealed, tolerances, words
+from ferryman.porting.mutate.targets import Target, command_of, edits_of, target_of, text_of
 from ferryman.porting.running.process import bound
 
 SAMPLE = 40
 _HOOK = Path(__file__).with_name("hook.py")
 _ASSERTS = re.compile(r"^(AssertionError|assert |Failed|Mismatch|Tensor-likes)", re.MULTILINE)
-_DEFAULTS = {
-    "float32": "rtol=1.3e-6, atol=1e-5",
-    "float16": "rtol=1e-3, atol=1e-5",
-    "bfloat16": "rtol=1.6e-2, atol=1e-5",
-}
 Fate = Literal["caught", "survived", "raised"]
 _FATES = ("caught", "survived", "raised")
 
 
 class TestsError(FerrymanError, RuntimeError):
     """The tests say nothing as they are: they fail, they are flaky, or they never load the file."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """The kernel's file, its module's name where it was given as one, and the function."""
-
-    file: Path
-    module: str
-    function: str
 
 
 @dataclass
@@ -99,53 +82,11 @@ class _Run:
     notes: list[dict[str, Any]]
 
 
-def target_of(text: str) -> Target:
-    """``path/file.py:kernel`` or ``module:kernel``. Raises ArgumentError, UnknownName."""
-    where, _, function = text.rpartition(":")
-    if not where or not function.isidentifier():
-        raise ArgumentError("mutate", "kernel", repr(text), "file.py:kernel or module:kernel")
-    if where.endswith(".py"):
-        file = Path(where)
-        module = file.stem
-    else:
-        sys.path.insert(0, os.getcwd())
-        try:
-            spec = importlib.util.find_spec(where)
-        except ImportError:
-            spec = None
-        finally:
-            sys.path.remove(os.getcwd())
-        file, module = Path(str(spec.origin) if spec else where), where
-    if not file.is_file():
-        raise ArgumentError(
-            "mutate", "kernel", f"{where}, which is no Python file here", "file.py:kernel or module:kernel"
-        )
-    return Target(Path(os.path.realpath(file)), module, function)
-
-
-def edits_of(target: Target) -> tuple[list[Edit], list[str]]:
-    """(edits of the jitted functions that the kernel reaches in its file, those functions' names)."""
-    text = target.file.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
-    if target.function not in functions:
-        raise UnknownName(f"function of {target.file.name}", target.function, functions)
-    kernels = python.reachable(tree, [target.function]) & python.jitted(tree)
-    if not kernels:
-        raise ArgumentError(
-            "mutate",
-            "kernel",
-            f"{target.function}, which is not jitted and names nothing that is",
-            "a @triton.jit function, or a launcher of one in the same file",
-        )
-    return python.edits(text, target.file.name, kernels), sorted(kernels)
-
-
 class _Tests:
     """The user's command, run as it is or with an edit."""
 
     def __init__(self, target: Target, command: str, folder: Path, interpret: bool, kernels: list[str]) -> None:
-        self.target, self.command, self.folder, self.kernels = target, shlex.split(command), folder, kernels
+        self.target, self.command, self.folder, self.kernels = target, command_of(command), folder, kernels
         self.record = folder / "launches"
         self.record.mkdir()
         site = folder / "site"
@@ -293,28 +234,29 @@ def mutate(
     interpret: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Outcome:
-    """Run the tests on ``sample`` mutants of a kernel (None: on all).
+    """Run the tests on mutants of a kernel until ``sample`` are judged (None: on all). One that only raises is not.
 
     kernel: ``file.py:function``, a jitted function or a launcher of some. command: what runs the tests. limit: seconds
     a run; None: ten times what the tests take, at least 30. interpret: run them with TRITON_INTERPRET=1. Raises
     TestsError where the tests fail or are flaky without any edit.
     """
     began, target = time.monotonic(), target_of(kernel)
-    if not shlex.split(command):
-        raise ArgumentError("mutate", "--test", repr(command), "a command, as in 'pytest tests/test_mine.py'")
+    command_of(command)
     if sample is not None and sample < 1:
         raise ArgumentError("mutate", "--sample", sample, "1 or more")
     if limit is not None and not 0 < limit < math.inf:
         raise ArgumentError("mutate", "--limit", limit, "seconds above 0")
     possible, kernels = edits_of(target)
-    chosen = spread(possible, len(possible) if sample is None else sample, seed)
+    wanted = len(possible) if sample is None else min(sample, len(possible))
     outcome = Outcome(kernel, command, seed, len(possible))
-    text = target.file.read_text(encoding="utf-8")
+    text = text_of(target.file)
     with tempfile.TemporaryDirectory(prefix="ferryman-mutate-") as name:
         tests = _Tests(target, command, Path(name), interpret, kernels)
         seconds, plain = _baseline(tests, limit)
         longest = limit or max(30.0, 10 * seconds)
-        for number, edit in enumerate(chosen):
+        for edit in spread(possible, len(possible), seed):
+            if outcome.ran - outcome.raised == wanted:
+                break
             run = tests.run(edit, longest)
             fate, outcome.ran = _fate(run), outcome.ran + 1
             setattr(outcome, fate, getattr(outcome, fate) + 1)
@@ -323,78 +265,14 @@ def mutate(
             outcome.mutants.append({**row, "fate": fate})
             if fate == "survived":
                 survivor = Survivor(edit.operator, edit.function, edit.line, edit.diff(text))
-                answer = _revealed(tests, edit)
+                answer = revealed(target, tests.record, edit, Path(name) / f"answers{outcome.ran}")
                 outcome.equal += "equal" in answer and bool(answer["equal"])
-                survivor.revealed = _words(answer)
-                survivor.tolerances = _tolerances(plain.notes, run.notes)
+                survivor.revealed = words(answer)
+                survivor.tolerances = tolerances(plain.notes, run.notes)
                 outcome.survivors.append(survivor)
             if progress is not None:
-                progress(number + 1, len(chosen), f"{outcome.caught} caught, {outcome.survived} survive")
+                counts = f"{outcome.caught} caught, {outcome.survived} survive, {outcome.raised} raise"
+                progress(outcome.ran if sample is None else outcome.ran - outcome.raised, wanted, counts)
         _must_still_pass(tests.run(None, longest))
     outcome.seconds = round(time.monotonic() - began, 1)
     return outcome
-
-
-def _revealed(tests: _Tests, edit: Edit) -> dict[str, Any]:
-    """What `reveal` finds, in a process of its own."""
-    target = tests.target
-    source = str(Path(__file__).resolve().parents[3])
-    job = {
-        "file": str(target.file),
-        "module": target.module,
-        "record": str(tests.record),
-        "edit": {"start": edit.start, "old": edit.old, "new": edit.new},
-        "path": [str(target.file.parent), os.getcwd()],
-    }
-    path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", reveal.START],
-            input=json.dumps(job),
-            capture_output=True,
-            text=True,
-            env=env,
-            timeout=120,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": "its replay took more than 120 s"}
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"failed": f"its replay ended with code {done.returncode}: {last[:200]}"}
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
-
-
-def _words(answer: dict[str, Any]) -> str:
-    if "failed" in answer:
-        return str(answer["failed"])
-    if "difference" in answer:
-        return f"{answer['what']}: {answer['input']}: {answer['difference']}"
-    if answer["equal"]:
-        return f"bitwise equal on {answer['equal']} replayed inputs: it may change nothing"
-    return f"no launch could be replayed{': ' + answer['skipped'] if answer.get('skipped') else ''}"
-
-
-def _tolerances(plain: list[dict[str, Any]], mutated: list[dict[str, Any]]) -> list[str]:
-    """The comparisons that let a larger error through with the bug than without."""
-
-    def largest(notes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        by_place: dict[str, dict[str, Any]] = {}
-        for one in notes:
-            if "compared" in one and one["error"] >= by_place.get(one["where"], {"error": -1.0})["error"]:
-                by_place[one["where"]] = one
-        return by_place
-
-    before, lines = largest(plain), []
-    for where, one in largest(mutated).items():
-        usual = before.get(where, {"error": 0.0})["error"]
-        if one["error"] > usual:
-            given = ", ".join(f"{k}={v}" for k, v in one["tolerance"].items())
-            stated = given or f"its defaults ({_DEFAULTS.get(one['dtype'].removeprefix('torch.'), 'by dtype')})"
-            lines.append(
-                f"{where}: {one['compared']} with {stated} let an error of {one['error']:.3g} through "
-                f"({usual:.3g} without the bug)"
-            )
-    return lines
