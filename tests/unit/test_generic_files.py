@@ -19,11 +19,14 @@ from tests.unit.test_one_folder import names
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def branches(source: str) -> Iterator[tuple[int, str]]:
-    """(line, name) of each op or family that the test of an ``if`` or ``while`` has as a string."""
+def branches(source: str, kept: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, name) of each op or family that the test of an ``if`` or ``while`` has as a string; kept: or a test whose
+    answer is kept. Tests of the project take one op's rows as examples so."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.If | ast.IfExp | ast.While):
-            for part in ast.walk(node.test):
+        asked = node.test if isinstance(node, ast.If | ast.IfExp | ast.While) else None
+        begins = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("startswith", "endswith")
+        if asked is not None or (kept and (begins or isinstance(node, ast.Compare))):
+            for part in ast.walk(node if asked is None else asked):
                 if isinstance(part, ast.Constant) and part.value in names():
                     yield part.lineno, str(part.value)
 
@@ -66,7 +69,8 @@ def files() -> list[str]:
 @pytest.mark.parametrize("file", files())
 def test_no_branch_asks_for_one_op(file: str) -> None:
     source = (ROOT / file).read_text(encoding="utf-8")
-    places = [f"{file}:{line} asks for {name}" for line, name in branches(source)]
+    kept = file.startswith("benchmarks/")
+    places = [f"{file}:{line} asks for {name}" for line, name in branches(source, kept)]
     assert not places, f"{places}; required: the op's own evidence, or a test in tests/ops/<family>/"
 
 
@@ -81,6 +85,11 @@ def test_no_branch_asks_for_one_op(file: str) -> None:
 )
 def test_a_branch_is_found(source: str) -> None:
     assert list(branches(source))
+
+
+@pytest.mark.parametrize("source", ['here = line.op != "attention"', 'own = not op.startswith("attention") and x'])
+def test_an_answer_that_is_kept_is_found(source: str) -> None:
+    assert list(branches(source, kept=True)) and not list(branches(source))
 
 
 # Tables that stay, and why.

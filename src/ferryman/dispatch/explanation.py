@@ -47,6 +47,8 @@ class Explanation:
     source: what put the order: "request", "lockfile" (this region was measured), "predicted ...", "autograd" (a
     gradient is asked for, and the tensors are small), "menu" (a line that leads for such calls) or "profile" (its
     stated preference); None where the call would raise. case: the call of this region that was measured; "" for none.
+    launches: each Triton kernel that the chosen line would launch, with its tile and its other constants, warps and
+    stages.
     """
 
     op: str
@@ -56,6 +58,7 @@ class Explanation:
     rows: tuple[Row, ...]
     source: str | None = None
     case: str = ""
+    launches: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> str | None:
@@ -70,6 +73,7 @@ class Explanation:
             "region": self.region,
             "source": self.source,
             "case": self.case,
+            "launches": list(self.launches),
             "rows": rows,
         }
 
@@ -82,6 +86,7 @@ class Explanation:
             form = f", {row.configuration}" if row.configuration else ""
             lines.append(f"{mark} {row.implementation:<12} {row.verdict}{source}{form}{self._time(row)}")
             lines += [f"{'':18}{reason}" for reason in row.reasons]
+            lines += [f"{'':18}launches {one}" for one in self.launches if row.verdict == "chosen"]
         return "\n".join(lines)
 
     def _time(self, row: Row) -> str:
@@ -140,7 +145,33 @@ def explain(
         ),
         None if decision is None else decision.source,
         "" if entry is None else entry.case,
+        () if decision is None else _launches(decision, bound, profile),
     )
+
+
+def _launches(decision: select.Decision, args: tuple[Any, ...], profile: Profile) -> tuple[str, ...]:
+    """What a Triton line would launch, by its launcher run on tensors without data. Interpreted, any tile is one."""
+    line = decision.implementation
+    if line.backend != "triton" or profile.vendor == "cpu":
+        return ()
+    from ferryman.backends.triton import recorded
+
+    launch, target = registry.launcher(line), select.target_of(profile, decision.configuration)
+    given = [_without_data(value) for value in args]
+    texts = []
+    for one in recorded([lambda: launch(*given, target)]):
+        constants = [f"{n}={v}" for n, v in one.constexprs.items() if type(v) is int]
+        stages = "" if one.num_stages is None else f", {one.num_stages} stage{'s' * (one.num_stages != 1)}"
+        texts.append(f"{one.name}: {', '.join([*constants, f'{one.num_warps} warps'])}{stages}")
+    return tuple(texts)
+
+
+def _without_data(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_data(one) for one in value]
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def bind(known: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -154,9 +185,11 @@ def bind(known: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
         return bound
     import inspect
 
-    call = inspect.signature(face).bind(*args, **kwargs)
+    signature = inspect.signature(face)
+    own = set(known.names) - set(signature.parameters)  # of the schema alone, as a quantised cache's scales
+    call = signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in own})
     call.apply_defaults()
-    return tuple(call.arguments[name] for name in known.names)
+    return tuple(kwargs.get(name) if name in own else call.arguments[name] for name in known.names)
 
 
 def _is_here(profile: Profile) -> bool:
