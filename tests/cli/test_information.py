@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ferryman import files
 from ferryman.cli import doctor, output, support
 from ferryman.device_profiles import catalogue, profile
 from ferryman.dispatch import registry
@@ -93,6 +95,12 @@ def test_advice_for_a_numpy_that_breaks_the_interpreter() -> None:
 def test_tables_line_up(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(("name", "n"), [("a", 1), ("longer", 22), ("none", None)], title="Title", right=("n",))
     assert capsys.readouterr().out == "Title\nname     n\n------  --\na        1\nlonger  22\nnone     -\n"
+
+
+def test_a_json_document_has_no_number_that_other_parsers_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    output.json_document({"least": -math.inf, "all": [math.inf, {"worst": (math.nan, 1.5)}], "where": Path("x")})
+    document = files.parse(capsys.readouterr().out.encode())
+    assert document == {"least": "-Infinity", "all": ["Infinity", {"worst": ["NaN", 1.5]}], "where": "x"}
 
 
 def test_quantities() -> None:

@@ -6,6 +6,7 @@ chance, so that a failure is the change's; with `--hypothesis-seed=N` other ones
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,6 +139,13 @@ def test_a_counter_gives_the_same_cases_whatever_part_is_asked_for() -> None:
     assert list(fuzz.cases(op, 20)) != list(fuzz.cases(op, 20, seed=1))
     again = eval(fuzz.described(*next(fuzz.cases(op, 1))), {"Case": Case, "TensorSpec": TensorSpec, "torch": torch})  # noqa: S307
     assert again == next(fuzz.cases(op, 1))
+
+
+def test_a_case_with_numbers_that_are_not_finite_is_written_as_python_that_makes_it_again() -> None:
+    args = {"dt_max": math.inf, "dt_min": -math.inf, "eps": 1e-6, "window": 3, "scales": [math.nan, 1.0], "on": True}
+    text = fuzz.described(Case("fuzz_1", args), torch.float16)
+    again, dtype = eval(text, {"Case": Case, "TensorSpec": TensorSpec, "torch": torch})  # noqa: S307
+    assert dtype == torch.float16 and repr(again) == repr(Case("fuzz_1", args))
 
 
 def test_variants_have_few_shapes_and_many_contents() -> None:

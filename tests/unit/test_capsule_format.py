@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import pickle
 import random
 import zlib
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from ferryman import files
 from ferryman.dispatch import registry
 from ferryman.errors import CapsuleError, FerrymanError
 from ferryman.ops.primitive import TensorSpec
@@ -48,6 +50,37 @@ def test_every_case_of_every_op_travels() -> None:
             for case in cases_of(op, tier):
                 record = CaseRecord.model_validate_json(recorded(op, case).model_dump_json())
                 assert case_of(record) == case, (op.name, case.name)
+
+
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@pytest.mark.parametrize("spelling", NON_FINITE)
+@pytest.mark.parametrize("op", ["ssd_scan", "ssd_scan_backward"])
+def test_a_number_that_is_not_finite_travels(op: str, spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through JSON that any parser reads, which has no such numbers; a backward has its forward's parameters, too."""
+    primitive = registry.primitive(op)
+    own = cases_of(primitive)[0]
+    case = replace(own, args={**own.args, "dt_max": NON_FINITE[spelling]})
+    text = recorded(primitive, case).model_dump_json()
+    data = files.parse(text.encode())
+    assert data["args"]["dt_max"] == spelling
+    again = case_of(CaseRecord.model_validate(data))
+    assert isinstance(again.args["dt_max"], float) and repr(again) == repr(case)
+    other = replace(own, args={**own.args, "dt_max": float(spelling)})  # a NaN that is another object
+    monkeypatch.setattr("ferryman.porting.capsule.cases._own", lambda op: {case.name: other})
+    monkeypatch.setattr("ferryman.porting.capsule.cases.arguments", None)  # what is no case of the op's is evaluated
+    assert misfit(primitive, again) is None
+
+
+def test_a_string_that_spells_a_number_stays_a_string() -> None:
+    op = registry.primitive("bias_act")
+    own = cases_of(op)[0]
+    case = replace(own, args={**own.args, "activation": "Infinity"})
+    again = case_of(CaseRecord.model_validate_json(recorded(op, case).model_dump_json()))
+    assert again.args["activation"] == "Infinity"
+    unknown = recorded(op, case).model_copy(update={"op": "of_another_version"})
+    assert case_of(unknown).args["activation"] == "Infinity"
 
 
 def test_tensors_of_every_dtype_are_held() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from torch import Tensor
 
 from ferryman.dispatch import registry
 from ferryman.errors import ResultError, UnknownName
+from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.capsule import cases, replay_judge, replay_results
 from ferryman.porting.capsule import contents as capsule
 from ferryman.porting.capsule.container import digest
 from ferryman.porting.capsule.record import record
 from ferryman.porting.capsule.replay import LARGE, replay
 from ferryman.porting.capsule.replay_results import Explained, Replay, Side, load
+from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.results import Cell, summarise
 from tests.unit.capsules import SMALL, forged, small, two_implementations
 
@@ -245,6 +249,17 @@ def test_an_op_or_an_argument_that_is_unknown_here_is_not_run() -> None:
     document = replayed(forged(small(), strange))
     assert document.explained[0].explanation == "B did not run"
     assert "has no argument temperature here" in (document.explained[0].detail or "")
+
+
+def test_a_case_with_numbers_that_are_not_finite_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(op: Primitive, tier: str) -> list[Case]:
+        usual = cases_of(op)[0]
+        return [replace(usual, name="no_limits", args={**usual.args, "dt_min": -math.inf, "dt_max": math.inf})]
+
+    monkeypatch.setattr("ferryman.porting.capsule.record.tier_cases", one)
+    raw = record(ops=["ssd_scan"], device="cpu", dtypes=["f32"], backends=["torch"])
+    document = replayed(raw, backends=["torch"])
+    assert [(e.case, e.explanation, e.b.verdict) for e in document.explained] == [("no_limits", "equal", "PASS")]
 
 
 def test_standard_sizes_wait_for_full_on_a_cpu() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import threading
 import time
@@ -39,7 +40,18 @@ def say(text: str = "") -> None:
 
 
 def json_document(document: Any) -> None:
-    say(json.dumps(document, indent=1, default=str))
+    """JSON that any parser reads: an infinity or NaN is a string, as in a result document."""
+    say(json.dumps(_spelled(document), indent=1, default=str, allow_nan=False))
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _spelled(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", right: Sequence[str] = ()) -> None:

@@ -36,6 +36,7 @@ NOISE = 2.0**-40  # relative: how far two float64 evaluations of a derived tenso
 CANCELLED = 2.0**-51  # and absolutely, in units of the largest value, where terms cancel
 MOST_PATCHED = 2**14  # elements of one tensor
 _ALIGNMENT = 16
+NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how JSON of a record spells them
 
 
 class OtherBits(Exception):
@@ -68,17 +69,31 @@ def recorded(primitive: Primitive, case: Case) -> CaseRecord:
 
 
 def case_of(record: CaseRecord) -> Case:
+    """The case of a record. JSON has no infinity and no NaN: for a float parameter they are strings there."""
     args: dict[str, Any] = {}
+    floats = _floats(record.op)
     for name, value in record.args.items():
         if isinstance(value, Generated):
             spec = value.model_dump()
             args[name] = TensorSpec(**{**spec, "shape": tuple(spec["shape"])})
         elif isinstance(value, Named):
             args[name] = getattr(torch, value.scalar_type)
+        elif isinstance(value, str) and name in floats and value in NON_FINITE:
+            args[name] = float(value)
         else:
             args[name] = value
     stated = record.cotangent, record.saved, record.gradients
     return Case(record.case, args, record.tier, record.exact, tuple(record.inexact), *stated)
+
+
+@cache
+def _floats(op: str) -> frozenset[str]:
+    """The parameters of an op, and of the forward that it is the backward of, whose values are floats."""
+    if op not in registry.primitives():
+        return frozenset()
+    primitive = registry.primitive(op)
+    kinds = {**(forward_of(primitive) or primitive).types, **primitive.types}
+    return frozenset(name for name, kind in kinds.items() if kind in ("float", "float?"))
 
 
 @cache
@@ -92,7 +107,8 @@ def misfit(primitive: Primitive, case: Case) -> str | None:
 
     A case of our own catalogue is known to fit. Any other is evaluated on meta tensors first, which hold no memory.
     """
-    if _own(primitive.name).get(case.name) == case:
+    own = _own(primitive.name).get(case.name)
+    if own is not None and _comparable(own) == _comparable(case):
         return None
     known = set(primitive.names) | set((forward_of(primitive) or primitive).names)
     strange = sorted(set(case.args) - known)
@@ -107,8 +123,6 @@ def misfit(primitive: Primitive, case: Case) -> str | None:
                 return f"{name} cannot be made here: {error}"
             _allowed(math.prod(spec.shape) * 8, f"{where}: {name}")
             _allowed(_extent(spec) * 8, f"{where}: {name}")
-        elif isinstance(spec, float) and not math.isfinite(spec):
-            return f"{name} is {spec}"
     try:
         with _Sizes(where), torch.no_grad():
             args = arguments(case, primitive, torch.float32, 0, torch.device("meta"))
@@ -121,6 +135,11 @@ def misfit(primitive: Primitive, case: Case) -> str | None:
     except Exception as error:  # noqa: BLE001 - strange arguments may break a definition anywhere: that is the finding
         return f"the definition refuses it: {type(error).__name__}: {str(error)[:200]}"
     return None
+
+
+def _comparable(case: Case) -> Case:
+    """A NaN is unequal to itself; its name is not."""
+    return replace(case, args={n: "NaN" if isinstance(v, float) and v != v else v for n, v in case.args.items()})
 
 
 def _allowed(size: int, what: str) -> None:

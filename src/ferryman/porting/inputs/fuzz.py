@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -197,8 +198,19 @@ def _refilled(domain: Domain, args: dict[str, Any], dtype: torch.dtype, choose: 
 
 
 def described(drawn: Case, dtype: torch.dtype) -> str:
-    """A case as Python that makes it again."""
-    return f"({drawn!r}, {dtype})"
+    """A case as Python that makes it again: an infinity or NaN is a call of ``float``: its repr is no Python."""
+    return f"({replace(drawn, args={name: _written(value) for name, value in drawn.args.items()})!r}, {dtype})"
+
+
+class _NonFinite(float):
+    def __repr__(self) -> str:
+        return f"float('{float(self)}')"
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_written(one) for one in value)
+    return _NonFinite(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _floating(dtype: str) -> bool:
