@@ -3,17 +3,24 @@
 What is looked for in the syntax trees: an op's or a family's name, or a parameter that one family alone has, as a whole
 string, as an attribute, as a keyword, or as a function's parameter; an import of a family or an op; and an op's name in
 a list of names, or in a path. Docstrings, examples in help texts and data files say what they like.
+
+A parameter may have a name that Python, NumPy or a tensor has, too, such as ``values`` or ``reduce``. Such a word
+counts only where it decides about an op: a string that is compared, or that reads arguments.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
+import functools
+import operator
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -24,6 +31,11 @@ TESTS = Path(__file__).resolve().parents[1]
 SOURCE = TESTS.parent / "src" / "ferryman"
 OURS = ("ops", "integrations")
 PYTORCH = (functional, torch, torch.Tensor, torch.cuda)
+# What has attributes that any code calls, whatever ops have.
+_EVERYWHERE = (str, bytes, list, dict, set, tuple, int, float, slice, np.ndarray, np.ufunc, torch.Tensor)
+LANGUAGE = {word for one in (*_EVERYWHERE, builtins, functools, operator, np) for word in dir(one)}
+ARGUMENTS = re.compile("arg|param|given|call")  # what an op's arguments are called, where they are read by name
+READERS = ("get", "pop", "setdefault", "getattr", "hasattr")
 # Words of one family that mean something else in a file or a folder: in its code, or, in quotes, as a string.
 OTHERWISE = {
     "backends/precision.py": {"'matmul'"},  # PyTorch's switch for float32 products
@@ -47,7 +59,6 @@ OTHERWISE = {
     "porting/inputs/fills.py": {"'mask'", "'rows'"},
     "porting/judging/gates.py": {"'down'", "'up'"},
     "porting/judging/reading.py": {"'rows'"},
-    "porting/model/cutting.py": {"'chunk'"},  # PyTorch's function
     "porting/model/spelling.py": {"'alpha'", "'beta'"},  # of PyTorch's sums
     "porting/model/account.py": {"'embedding'"},  # ATen's
     "porting/model/diffusion.py": {"'rms_norm'"},  # fields of other libraries' configs, as data
@@ -55,7 +66,6 @@ OTHERWISE = {
     "porting/model/family.py": {"'num_experts'"},
     "porting/model/measure.py": {"'embedding'"},  # the first group of parameters
     "porting/mutate/python.py": {"'mask'", "'rows'"},  # of Triton's loads; how names end
-    "porting/mutate/rewrites.py": {"chunk"},
     "porting/report/markdown.py": {"'rows'"},
     "porting/report/plots.py": {"alpha"},  # matplotlib's
 }
@@ -101,7 +111,7 @@ def words() -> dict[str, str]:
     """What only one family has -> the family; a string as it is written."""
     ordinary = {word for word, count in identifiers().items() if count >= EVERYBODYS}
     alone = {word: next(iter(own)) for word, own in owners().items() if len(own) == 1}
-    spoken = {word: own for word, own in alone.items() if word in names() or word not in ordinary}
+    spoken = {word: own for word, own in alone.items() if word in names() or word not in ordinary | LANGUAGE}
     return spoken | {f"'{word}'": own for word, own in alone.items() if word not in EVERY_TENSORS}
 
 
@@ -112,16 +122,43 @@ def docstrings(nodes: list[ast.AST]) -> set[int]:
     return alone | {id(part) for spec in shown for part in ast.walk(spec)}
 
 
+def last_name(node: ast.AST) -> str:
+    """What stands last of ``op.args``, ``args`` or ``call()``."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def deciding(nodes: list[ast.AST]) -> set[int]:
+    """Constants that are compared, alone or in a list, and those that read arguments by name."""
+    places: list[ast.AST] = []
+    for node in nodes:
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            places += [part for side in sides for part in (getattr(side, "elts", None) or [side])]
+        elif isinstance(node, ast.MatchValue):
+            places.append(node.value)
+        elif isinstance(node, ast.Subscript) and ARGUMENTS.search(last_name(node.value)):
+            places.append(node.slice)
+        elif isinstance(node, ast.Call) and last_name(node.func) in READERS:
+            read = node.func.value if isinstance(node.func, ast.Attribute) else next(iter(node.args), node)
+            if ARGUMENTS.search(last_name(read)):
+                places += node.args
+    return {id(place) for place in places if isinstance(place, ast.Constant)}
+
+
 def named(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, word) of every string, in quotes, attribute, keyword and parameter; and of each word in a list of ops, or
-    in a path that has one. Another string with a space is prose."""
-    prose = docstrings(nodes)
+    in a path that has one. Another string with a space is prose. A parameter's name that the language has, too,
+    counts where it decides."""
+    prose, decides = docstrings(nodes), deciding(nodes)
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             parts = set(re.findall(r"\w+", node.value))
             counted = parts <= names() or (" " not in node.value and parts & names())
             for part in {node.value, *(parts if counted else ())}:
-                yield node.lineno, f"'{part}'"
+                if part in names() or part not in LANGUAGE or id(node) in decides:
+                    yield node.lineno, f"'{part}'"
         elif isinstance(node, ast.Attribute):
             plain = isinstance(node.value, ast.Name) and node.value.id != "ops"
             if not (plain or isinstance(node.value, ast.Attribute)) or not any(hasattr(x, node.attr) for x in PYTORCH):
@@ -153,7 +190,8 @@ def faults(relative: str, source: str) -> list[str]:
     other = {word for place, known in OTHERWISE.items() if f"{relative}/".startswith(f"{place}/") for word in known}
     nodes = list(ast.walk(ast.parse(source)))
     said = [
-        f"{relative}:{line} names {word}, which {known[word]} alone has"
+        f"{relative}:{line} names {word}, which {known[word]} alone has: ask the op for it, or call it otherwise here; "
+        f"where it means something else, add it to OTHERWISE"
         for line, word in named(nodes)
         if word in known and word not in other
     ]
@@ -212,6 +250,51 @@ def test_what_does_not_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "words", lambda: known)
     assert faults("porting/some.py", "torch.cuda.temperature(device)") == []
     assert faults("porting/some.py", "f(temperature=1.0)")
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family whose parameters have names that Python, NumPy and tensors have, too."""
+    known = {**owners(), "values": {"pooled"}, "reduce": {"pooled"}}
+    monkeypatch.setitem(globals(), "owners", lambda: known)
+    monkeypatch.setitem(globals(), "words", cache(words.__wrapped__))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if name == "values": pass',
+        'if name in ("x", "reduce"): pass',
+        'if "reduce" in op.names: pass',
+        'op.args["values"] = 1',
+        'x = case.args.get("reduce", "sum")',
+        'x = arguments.pop("values")',
+        'x = getattr(args, "reduce")',
+        'x = call(x).given["reduce"]',
+        'match name:\n    case "values":\n        pass',
+    ],
+)
+def test_a_parameter_with_a_name_that_everything_has_is_found_where_it_decides(source: str, pooled: None) -> None:
+    assert faults("porting/some.py", source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = np.bitwise_or.reduce(offset.reshape(-1))",
+        "for x in f(y).values(): pass",
+        "x = f(y).sort().values",
+        'x = {"values": 1}',
+        '_GO_OVER = {"items", "values"}',
+        'x = document["values"]',
+        'x = document.get("values")',
+        "def f(reduce, length): pass",
+        "f(values=1)",
+        "x = get()",
+    ],
+)
+def test_a_parameter_with_a_name_that_everything_has_is_left_elsewhere(source: str, pooled: None) -> None:
+    assert faults("porting/some.py", source) == []
 
 
 @pytest.mark.parametrize(
