@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -13,7 +15,7 @@ from parity_support import CPU, DTYPES, OPS, check, strict
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench.grid import on_meta
-from ferryman.porting.inputs.cases import arguments, as_tuple, cases_of, forward_of, output_gradients
+from ferryman.porting.inputs.cases import APART, arguments, as_tuple, cases_of, forward_of, output_gradients
 from ferryman.porting.judging import metrics
 from ferryman.porting.judging.parity import check_cell, prepare
 from ferryman.porting.judging.results import GateName
@@ -102,13 +104,25 @@ def test_a_backward_is_tried_on_all_its_forwards_cases(op: str) -> None:
     assert {c.name for c in cases_of(backward)} >= {c.name for c in cases_of(forward)}
 
 
+def made_apart(cases: Iterable[Case]) -> list[Case]:
+    """The cases that are made of one for their gradients' layout; a case of the op's own may name a layout, too."""
+    return [c for c in cases if c.gradients in APART and c.name.endswith(f"_gradients_{c.gradients}")]
+
+
+def test_a_case_that_names_its_gradients_layout_is_none_that_is_made() -> None:
+    cases = cases_of(registry.primitive("rms_norm_backward"))
+    own = [replace(c, gradients=kind) for c, kind in zip(cases, ("rows", "last", "strided:1,64+0"), strict=False)]
+    made = made_apart(cases)
+    assert [c.gradients for c in made] == ["rows", "last"] and made_apart([*own, *cases]) == made
+
+
 @pytest.mark.parametrize("op", [op for op in OPS if forward_of(registry.primitive(op)) is not None])
 def test_some_gradients_lie_as_no_other_tensor_does(op: str) -> None:
     """Strides taken for another tensor's would go unseen: any layout of a case is its gradients', too."""
     backward = registry.primitive(op)
     forward = forward_of(backward)
     assert forward is not None
-    apart = [c for c in cases_of(backward) if c.gradients is not None]
+    apart = made_apart(cases_of(backward))
     assert [c.gradients for c in apart] == ["rows", "last"]
     for case in apart:
         args = arguments(case, backward, torch.float32, 0, CPU)
