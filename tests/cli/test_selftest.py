@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
+from ferryman import files
+from ferryman.cli import documents
 from ferryman.porting.selftest import runner
 from tests.cli.run import ferryman
 
@@ -41,6 +44,17 @@ def test_the_document_is_json_and_can_be_written(tmp_path: Path) -> None:
     assert set(document["mutants"]) == {"caught", "non_equivalent", "by_gate"}
     assert document["false_alarms"] == 0 and document["honest_runs"] >= 18
     assert json.loads((tmp_path / "score.json").read_text("utf-8")) == document
+
+
+def test_a_document_whose_name_ends_with_gz_is_packed(tmp_path: Path) -> None:
+    packed, plain = tmp_path / "score.json.gz", tmp_path / "score.json"
+    for path in (packed, plain):
+        documents.write(path, '{"kind": 1}')
+    assert packed.read_bytes().startswith(b"\x1f\x8b") and files.document(packed) == {"kind": 1}
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes() == b'{"kind": 1}\n'
+    before = packed.read_bytes()
+    documents.write(packed, '{"kind": 1}')
+    assert packed.read_bytes() == before
 
 
 @pytest.mark.parametrize(

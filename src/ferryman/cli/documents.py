@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from ferryman.errors import FerrymanError
 def write(path: Path, text: str, option: str = "--out") -> None:
     """Text with a last line break, through a temporary file beside the file itself, which ``path`` may link to.
 
-    Raises FerrymanError naming the option.
+    A name that ends with ".gz" is packed by gzip, the same text into the same bytes. Raises FerrymanError naming the
+    option.
     """
+    data = (text if text.endswith("\n") else text + "\n").encode()
     try:
-        write_whole(path.resolve(), (text if text.endswith("\n") else text + "\n").encode())
+        write_whole(path.resolve(), gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
         raise FerrymanError(f"{path} cannot be written: {_why(error)}; choose another {option}") from error
 

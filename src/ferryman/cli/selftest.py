@@ -59,7 +59,8 @@ def selftest(
         bool, typer.Option("--by-gate", help="Judge every run, and count every gate that can catch a mutant.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the JSON document to this file; NAME.md: its tables.")
+        Path | None,
+        typer.Option(help="Also write the JSON document to this file; NAME.json.gz: packed; NAME.md: its tables."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document as JSON.")] = False,
 ) -> None:
