@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from ferryman import ops
+from ferryman.cli import bench as command
 from ferryman.cli import documents
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, ResultError, UnknownName
@@ -356,6 +357,21 @@ def listing(times: list[dict[str, Any]]) -> Benchmark:
     raw = json.loads(document.dumps(document_of({})))
     raw["cells"][0]["times"] = times
     return document.parse(raw, "listing")
+
+
+def test_why_a_contender_was_not_timed_stands_below_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "UNIMPLEMENTED: " + "the device has no unit for it, " * 9
+    of = {"role": "implementation", "method": "graph replay"}
+    benchmark = listing([{"name": "triton", **of, "trials": STILL}, {"name": "cuda", **of, "skipped": why}])
+    cells = [row[-1] for row in report.rows(benchmark)]
+    assert cells == ["", "not timed"]
+    assert report.untimed(benchmark) == [f"NOT TIMED rms_norm cuda, 16x4096: {why}"]
+    command._show(benchmark, as_json=False)
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("op ", "---", "rms_norm "))]
+    assert len(table) == 4 and max(map(len, table)) < 200
+    assert why in report.markdown(benchmark)
 
 
 def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def _print(document: benchmark.Benchmark) -> None:
         output.say(line)
     output.say()
     output.table(report.columns(), report.rows(document), right=_RIGHT)
-    for line in report.standing(document):
+    for line in (*report.standing(document), *report.untimed(document)):
         output.say(line)
 
 

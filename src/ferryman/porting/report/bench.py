@@ -49,13 +49,12 @@ def _row(cell: Cell, times: Times) -> list[str]:
     if seconds is not None:
         rates = [f"{cell.bytes / seconds / 1e9:.0f}", f"{cell.flops / seconds / 1e12:.3g}" if cell.flops else ""]
     if times.skipped:
-        said = f"not timed: {times.skipped}"
-    name = times.name if times.role == "implementation" else f"{times.name} ({times.role})"
+        said = "not timed"
     return [
         cell.op,
         cell.case,
         short(cell.dtype),
-        name,
+        _contender(times),
         _us(seconds),
         _two(times.spread),
         _us(times.warm_seconds),
@@ -66,6 +65,10 @@ def _row(cell: Cell, times: Times) -> list[str]:
         *rates,
         said,
     ]
+
+
+def _contender(times: Times) -> str:
+    return times.name if times.role == "implementation" else f"{times.name} ({times.role})"
 
 
 def _us(seconds: float | None) -> str:
@@ -116,6 +119,16 @@ def head(document: Benchmark) -> list[str]:
     return lines
 
 
+def untimed(document: Benchmark) -> list[str]:
+    """Why contenders were not timed, a line for each reason: a cell of the table has no room for it."""
+    cases: dict[tuple[str, str, str], list[str]] = {}
+    for cell in document.cells:
+        for times in cell.times:
+            if times.skipped:
+                cases.setdefault((cell.op, _contender(times), times.skipped), []).append(cell.case)
+    return [f"NOT TIMED {op} {name}, {', '.join(own)}: {reason}" for (op, name, reason), own in cases.items()]
+
+
 def standing(document: Benchmark) -> list[str]:
     """Per op: our fastest implementation against the best peer, geometric mean over cells, and the worst cell."""
     lines = []
@@ -139,7 +152,7 @@ def standing(document: Benchmark) -> list[str]:
 
 def markdown(document: Benchmark, changes: Sequence[Change] = ()) -> str:
     lines = [f"{line}  " for line in head(document)]
-    compared = standing(document)
+    compared = [*standing(document), *untimed(document)]
     if compared:
         lines += ["", *[f"- {line}" for line in compared]]
     lines += ["", table_row(_COLUMNS), "|" + "---|" * len(_COLUMNS), *map(table_row, rows(document))]
