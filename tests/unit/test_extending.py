@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from ferryman.cli import new
 from ferryman.errors import ArgumentError, UnknownName
+from ferryman.ops.primitive import Case
+from tests.interpreter import Interpreter
 from tests.unit.other_packages import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +45,18 @@ def test_the_op_is_short_and_as_the_formatter_lays_it_out(tmp_path: Path) -> Non
         options = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
         done = subprocess.run([*ruff, *command, *options], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+def test_the_page_has_every_field_of_a_case() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    table = page.partition("A `Case` has these fields")[2].partition("A layout is")[0]
+    assert [row.split("`")[1] for row in table.splitlines() if row.startswith("| `")] == [f.name for f in fields(Case)]
+
+
+def test_the_pages_program_for_the_interpreter_runs(interpreter: Interpreter) -> None:
+    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    program = textwrap.dedent(page.partition('    PROGRAM = """\n')[2].partition('    """')[0])
+    assert interpreter.run(program) == [[0.25] * 4] * 2
 
 
 JUDGED = """
