@@ -112,8 +112,8 @@ def made_apart(cases: Iterable[Case]) -> list[Case]:
 def test_a_case_that_names_its_gradients_layout_is_none_that_is_made() -> None:
     cases = cases_of(registry.primitive("rms_norm_backward"))
     own = [replace(c, gradients=kind) for c, kind in zip(cases, ("rows", "last", "strided:1,64+0"), strict=False)]
-    made = made_apart(cases)
-    assert [c.gradients for c in made] == ["rows", "last"] and made_apart([*own, *cases]) == made
+    apart = made_apart(cases)
+    assert [c.gradients for c in apart] == ["rows", "last"] and made_apart([*own, *cases]) == apart
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if forward_of(registry.primitive(op)) is not None])
