@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -71,6 +72,17 @@ def test_a_number_that_is_not_finite_travels(op: str, spelling: str, monkeypatch
     monkeypatch.setattr("ferryman.porting.capsule.cases._own", lambda op: {case.name: other})
     monkeypatch.setattr("ferryman.porting.capsule.cases.arguments", None)  # what is no case of the op's is evaluated
     assert misfit(primitive, again) is None
+
+
+def test_strides_of_gradients_and_of_saved_results_travel() -> None:
+    """A transposed gradient's layout has a comma."""
+    op = registry.primitive("softmax_backward")
+    own = cases_of(op)[0]
+    for layout in ("rows", "last", "strided:1,19+0"):
+        case = replace(own, gradients=layout, saved=layout)
+        assert case_of(CaseRecord.model_validate_json(recorded(op, case).model_dump_json())) == case
+    with pytest.raises(ValidationError):
+        recorded(op, replace(own, gradients="__import__('os')"))
 
 
 def test_a_string_that_spells_a_number_stays_a_string() -> None:

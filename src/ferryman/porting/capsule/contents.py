@@ -27,6 +27,7 @@ _AnyModel = TypeVar("_AnyModel", bound=BaseModel)
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,127}$")]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Extent = Annotated[int, Field(ge=0, le=2**31)]
+Layout = Annotated[str, Field(pattern=r"^[a-z]{1,16}(:[0-9,+]{1,128})?$")]
 
 
 class Part(BaseModel):
@@ -41,7 +42,7 @@ class Generated(Part):
         "storage", "float32", "float16", "bfloat16", "float64", "int64", "int32", "int8", "uint8", "bool"
     ] = "storage"
     fill: Name | None = None
-    layout: str = Field(default="contiguous", pattern=r"^[a-z]{1,16}(:[0-9,+]{1,128})?$")
+    layout: Layout = "contiguous"
     low: int = 0
     high: int = 1
 
@@ -64,8 +65,8 @@ class CaseRecord(Part):
     exact: bool = False
     inexact: list[Name] = Field(default=[], max_length=64)
     cotangent: Name | None = None
-    saved: Name = "contiguous"
-    gradients: Name | None = None
+    saved: Layout = "contiguous"
+    gradients: Layout | None = None
     args: dict[Identifier, Argument] = Field(max_length=64)
 
 
