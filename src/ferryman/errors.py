@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+STOPS = (KeyboardInterrupt, GeneratorExit)  # go on whatever raises them: a user stops, or Python closes a generator
+
 
 class FerrymanError(Exception):
     """Base of every error that Ferryman raises on purpose."""
@@ -43,6 +45,14 @@ class UnknownName(FerrymanError, LookupError):
         missing = f"; left out, of other packages: {'; '.join(left_out)}" if left_out else ""
         super().__init__(f"unknown {kind} {short!r}; nearest: {', '.join(near) or 'none'}{missing}")
         self.kind, self.name, self.nearest = kind, name, tuple(near)
+
+
+class PackageError(FerrymanError, RuntimeError):
+    """The code of another package, which adds an op, raised. ``function`` names what raised, as module:function."""
+
+    def __init__(self, op: str, function: str, reason: str) -> None:
+        super().__init__(f"{op}: {function} raised {reason}; mend or uninstall that package")
+        self.op, self.function, self.reason = op, function, reason
 
 
 class EvidenceError(FerrymanError, ValueError):

@@ -147,6 +147,36 @@ def test_values_that_cannot_be_read_are_named() -> None:
         calls.from_shape(registry.primitive("gate_topk"), (5, 16), torch.float32, "contiguous", {"ids_dtype": "int33"})
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "message"),
+    [
+        (
+            "softmax",
+            "8,99999999999999999999",
+            "--shape is (8, 99999999999999999999); required: sizes of",
+        ),
+        ("softmax", "1048577,1048576", "as many elements in all"),
+        ("softmax", "0,99999999999999999999", "required: sizes of"),
+        (
+            "linear",
+            "1,1099511627776",
+            "the shape of weight, which follows from --shape, is (1099511627776, ",
+        ),
+        ("gated_delta_rule_backward", "1,1,1,1099511627776", "sizes with results that PyTorch can count"),
+        ("ssd_scan", "2,2", "not enough values to unpack (expected 4, got 2)); --arg dt=SHAPE gives it one of its own"),
+        ("attention_backward", "2,2", "q.shape is (2, 2); required: (batch, "),
+    ],
+)
+def test_a_shape_that_no_call_can_have_is_bad_use(op: str, shape: str, message: str) -> None:
+    done = ferryman("explain", op, "--shape", shape, "--device", "h200")
+    assert (done.code, done.out) == (2, "") and message in done.err and done.err.count("\n") == 1, done.err
+
+
+def test_arguments_of_the_schema_that_the_function_lacks_are_explained() -> None:
+    answer = explained("kv_append", "--shape", "2,8,64", "--arg", "slots=2", "--device", "h200")
+    assert any(row["verdict"] == "chosen" for row in answer["rows"])
+
+
 @pytest.mark.parametrize("layout", calls.LAYOUTS)
 def test_layouts_lie_as_the_cases_do(layout: str) -> None:
     x = calls.empty((2, 3, 5, 8), torch.float32, layout)

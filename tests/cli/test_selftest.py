@@ -63,6 +63,7 @@ def test_a_document_whose_name_ends_with_gz_is_packed(tmp_path: Path) -> None:
         (("--op", "sofmax"), "nearest: softmax"),
         (("--device", "toaster"), "toaster"),
         (("--honest", "-1"), "0 or more"),
+        (("--edits", "-1"), "greater than or equal to 0"),
     ],
 )
 def test_bad_use_is_one_line(arguments: tuple[str, ...], message: str) -> None:

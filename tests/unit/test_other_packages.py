@@ -125,6 +125,20 @@ BREAKING = {
     "no_evidence": ("evidence", "1 / 0", "ZeroDivisionError"),
     "two_lines": ("definition", "raise RuntimeError('first\\nsecond')", "RuntimeError: first"),
     "gathered_ops": ("definition", GATHERED["definition"].replace("gathered", "softmax"), "two primitives are called"),
+    "exits": ("definition", "import sys\nsys.exit('needs a GPU')", "SystemExit: needs a GPU"),
+    "exits_with_code": ("implementations", "raise SystemExit(3)", "SystemExit: 3"),
+    "skips": ("definition", "import pytest\npytest.skip('no GPU', allow_module_level=True)", "Skipped: no GPU"),
+    "exits_late": ("evidence", "raise SystemExit(3)", "SystemExit: 3"),
+    "wrong_clause": (
+        "implementations",
+        "from ferryman.ops.clauses import either, absent, unit_stride, feature\n"
+        "from ferryman.ops.menu import Implementation, menu\n"
+        "_when = (either(feature('wgmma'), unit_stride('indexx')), absent('scale'))\n"
+        "IMPLEMENTATIONS = menu('x', Implementation(op='wrong_clause_op', name='torch', when=_when))",
+        "ArgumentError: wrong_clause, op wrong_clause_op: an argument that its line torch reads (clause: a device with "
+        "wgmma, or indexx contiguous in its last dimension) is indexx; required: one of parts, index, sizes, scale, "
+        "dtype",
+    ),
 }  # package -> module that is wrong, its source, the reason that is given
 
 
@@ -138,11 +152,134 @@ def test_a_package_that_breaks_is_named_and_breaks_nothing(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["y"] == [[0.25] * 4] * 2
-    kinds = {"no_evidence": "evidence"}
+    kinds = {"no_evidence": "evidence", "exits_late": "evidence"}
     reasons = {name: report["broken"].pop(f"{kinds.get(name, 'ops')} {name}") for name in BREAKING}
     assert not report["broken"] and report["ops"], "an op without evidence runs"
     for name, (_, _, reason) in BREAKING.items():
         assert reason in reasons[name] and "\n" not in reasons[name]
+
+
+def test_a_backend_and_a_recogniser_that_exit_are_named(tmp_path: Path) -> None:
+    install(tmp_path, "gathered_ops", {**GATHERED, "recognise": "raise SystemExit(3)"})
+    install(tmp_path, "exits", {"here": "raise SystemExit(4)"}, "ferryman.backends", "exits.here:Backend")
+    install(tmp_path, "profiles", {"here": "raise SystemExit(5)"}, "ferryman.device_profiles", "profiles.here:data")
+    done = run(tmp_path, "-m", "ferryman", "doctor", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    reasons = {row["entry"]: row["reason"] for row in json.loads(done.stdout)["broken"]}
+    assert reasons == {
+        "recognise gathered_ops": "SystemExit: 3",
+        "backend exits": "SystemExit: 4",
+        "profiles profiles": "SystemExit: 5",
+    }
+
+
+def _evidence(cases: str) -> dict[str, str]:
+    """The package whose cases are these."""
+    return {
+        **GATHERED,
+        "evidence": f"from ferryman.ops.evidence import Evidence\nEVIDENCE = [Evidence('gathered', {cases})]",
+    }
+
+
+def test_cases_that_raise_leave_their_op_unjudged_and_every_other_judged(tmp_path: Path) -> None:
+    install(tmp_path, "gathered_ops", _evidence("lambda: 1 / 0"))
+    reason = "gathered: gathered_ops.evidence:<lambda>, line 2, raised ZeroDivisionError: division by zero"
+    listed = run(tmp_path, "-m", "ferryman", "ops", "--device", "cpu", "--json")
+    assert listed.returncode == 0, listed.stderr[-3000:]
+    rows = [row for row in json.loads(listed.stdout)["support"] if row["op"] == "gathered"]
+    assert {row["implementation"] for row in rows} == {"torch", "definition"}
+    assert all(not row["dtypes"] and any(reason in why for why in row["reasons"]) for row in rows)
+    page = run(tmp_path, "-m", "ferryman", "docs", "--op", "gathered", "--op", "silu_mul")
+    assert page.returncode == 0 and "| `gathered` | no standard case |" in page.stdout, page.stderr[-3000:]
+    softmax = ("-m", "ferryman", "check", "--op", "softmax", "--backend", "torch", "--dtype", "bf16")
+    checked = run(tmp_path, *softmax)
+    assert checked.returncode == 0 and "PASS" in checked.stdout, checked.stderr[-3000:]
+    asked = run(tmp_path, "-m", "ferryman", "check", "--op", "gathered")
+    assert asked.returncode == 2 and "gathered has no cases to be checked on" in asked.stderr and reason in asked.stderr
+    assert "Traceback" not in asked.stderr
+
+
+WHOLE = """
+import json, torch
+from ferryman.device_profiles import detect
+from ferryman.dispatch import registry
+from ferryman.porting.running import runner
+place = torch.device("cpu")
+plan = runner.Plan(None, None, [torch.float32], "small", place, detect(place), True)
+cells = [cell for cell in plan.skipped if cell.op == "gathered"]
+print(json.dumps([[cell.implementation, cell.verdict, cell.reason] for cell in cells]))
+"""
+
+
+def test_a_check_of_everything_says_that_an_op_without_cases_did_not_run(tmp_path: Path) -> None:
+    install(tmp_path, "gathered_ops", _evidence("lambda: [3]"))
+    done = run(tmp_path, "-c", WHOLE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    reason = "left out: EvidenceError: gathered: its cases() gives int; required: Case"
+    assert json.loads(done.stdout) == [[name, "NOT_RUN", reason] for name in ("torch", "definition")]
+
+
+WRONG = {
+    "check": (
+        ("definition", "    if sum(sizes)", "    raise RuntimeError('boo')\n    if sum(sizes)"),
+        "PackageError: gathered: gathered_ops.definition:_check, line 9, raised RuntimeError: boo",
+    ),
+    "meta": (
+        ("definition", "meta=_like", "meta=lambda *args: None"),
+        "EvidenceError: its meta gives NoneType; required: a Tensor for each of y",
+    ),
+    "cost": (
+        ("definition", "Cost(1.0, 1.0)", "Cost(-1.0, 1.0)"),
+        "EvidenceError: its cost's flops is -1.0; required: a finite number, 0 or more",
+    ),
+    "bound": (
+        ("definition", '({"accumulate": outputs[0].abs()},)', "3"),
+        "EvidenceError: gathered: its bound returned int; required: a tuple of a dict for each of y",
+    ),
+    "clauses": (
+        (
+            "implementations",
+            'name="torch")',
+            'name="torch", when=(Clause("few rows", ("rows",), lambda view: view.args["rows"], bool),))',
+        ),
+        "PackageError: gathered: gathered_ops.implementations:<lambda>, line 3, raised KeyError: 'rows'",
+    ),
+}  # what is wrong -> (module, its source, what stands there instead), the reason that doctor gives
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_doctor_runs_each_function_of_an_op_once(tmp_path: Path, what: str) -> None:
+    (module, right, wrong), reason = WRONG[what]
+    assert right in GATHERED[module]
+    source = GATHERED[module].replace(right, wrong)
+    if what == "clauses":
+        source = f"from ferryman.ops.clauses import Clause\n{source.lstrip()}"
+    install(tmp_path, "gathered_ops", {**GATHERED, module: source})
+    done = run(tmp_path, "-m", "ferryman", "doctor", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (row,) = json.loads(done.stdout)["broken"]
+    assert row["entry"] == f"{what} gathered{' torch' if what == 'clauses' else ''}"
+    assert row["reason"].startswith(reason)
+
+
+def test_explain_names_the_function_that_raised(tmp_path: Path) -> None:
+    (module, right, wrong), reason = WRONG["check"]
+    install(tmp_path, "gathered_ops", {**GATHERED, module: GATHERED[module].replace(right, wrong)})
+    given = ("--shape", "4,8", "--arg", "index=3", "--arg", "sizes=4", "--device", "h200")
+    done = run(tmp_path, "-m", "ferryman", "explain", "gathered", *given)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr == f"ferryman: {reason.removeprefix('PackageError: ')}; mend or uninstall that package\n"
+
+
+def test_a_clause_that_raises_leaves_the_other_ops_listed(tmp_path: Path) -> None:
+    (module, right, wrong), reason = WRONG["clauses"]
+    source = f"from ferryman.ops.clauses import Clause\n{GATHERED[module].replace(right, wrong).lstrip()}"
+    install(tmp_path, "gathered_ops", {**GATHERED, module: source})
+    done = run(tmp_path, "-m", "ferryman", "docs", "--op", "gathered", "--op", "silu_mul")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "| `gathered` | its package breaks |" in done.stdout and "### `silu_mul`" in done.stdout
+    listed = run(tmp_path, "-m", "ferryman", "ops", "--op", "gathered", "--device", "h200")
+    assert listed.returncode == 0 and reason.removeprefix("PackageError: ") in listed.stdout
 
 
 def test_doctor_lists_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, UnknownName
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench.grid import on_meta
+from ferryman.porting.inputs import sizes
 from ferryman.porting.inputs.cases import forward_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -30,14 +31,8 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def shape_of(argument: str, text: str) -> Shape:
-    """A shape from "8,4096" or "8x4096"."""
-    try:
-        shape = tuple(int(part) for part in text.replace("x", ",").split(","))
-    except ValueError:
-        raise ArgumentError("shape", argument, repr(text), "sizes separated by commas, such as 8,4096") from None
-    if any(n < 0 for n in shape):
-        raise ArgumentError("shape", argument, repr(text), "sizes that are not negative")
-    return shape
+    """A shape from "8,4096" or "8x4096". Raises ArgumentError."""
+    return sizes.shape_of("shape", argument, text, "8,4096")
 
 
 def empty(shape: Shape, dtype: torch.dtype, layout: str = "contiguous") -> Tensor:
@@ -76,13 +71,24 @@ def from_shape(op: Primitive, shape: Shape, dtype: torch.dtype, layout: str, giv
         if text is not None and text.lower() == "none":
             values.append(None)
             continue
-        sizes = shape_of(f"--arg {name}", text) if text is not None else shape if index == 0 else None
-        if sizes is None:
-            sizes = registry.evidence(op).like(name, shape)
+        its = shape_of(f"--arg {name}", text) if text is not None else shape if index == 0 else None
+        if its is None:
+            its = _like(op, name, shape)
         own = op.dtypes[name][0] if name in op.dtypes else dtype
-        tensor = None if sizes is None else empty(sizes, own, layout if sizes == shape else "contiguous")
+        if its is not None:
+            sizes.must_fit(op.name, f"the shape of {name}, which follows from --shape,", tuple(its))
+        tensor = None if its is None else empty(its, own, layout if its == shape else "contiguous")
         values.append([tensor] if kind == "Tensor[]" else tensor)
     return _defaults(op, values)
+
+
+def _like(op: Primitive, name: str, shape: Shape) -> Shape | None:
+    """The shape of another tensor. Raises ArgumentError where the first one's has not the dimensions that it needs."""
+    try:
+        return registry.evidence(op).like(name, shape)
+    except (ValueError, IndexError) as error:
+        required = f"a shape from which that of {name} follows ({error}); --arg {name}=SHAPE gives it one of its own"
+        raise ArgumentError(op.name, "--shape", shape, required) from error
 
 
 def of_case(op: Primitive, case: Case, dtype: torch.dtype) -> list[Any]:
@@ -101,7 +107,16 @@ def first_case(op: Primitive, tier: str = "standard") -> Case | None:
 def _backward(op: Primitive, forward: Primitive, values: Sequence[Any], given: Mapping[str, str]) -> list[Any]:
     """A backward's arguments from its forward's: gradients like the outputs, what was saved, everything needed."""
     known = dict(zip(forward.names, values, strict=True))
-    tensors = forward.meta(*values)
+    forward.check(*values)
+    try:
+        tensors = forward.meta(*values)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
+        raise ArgumentError(
+            op.name, "--shape, with what follows from it,", shapes, "sizes with results that PyTorch can count"
+        ) from error
     outputs = dict(zip(forward.outputs, tensors if isinstance(tensors, tuple) else (tensors,), strict=True))
     gradients = {"grad": 0, **forward.gradient_names()}
     arguments: list[Any] = []

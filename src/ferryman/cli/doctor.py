@@ -18,11 +18,10 @@ import typer
 import ferryman
 from ferryman import files, settings
 from ferryman.backends.simt.launcher import cache_directory
-from ferryman.cli import output
+from ferryman.cli import doctor_ops, output
 from ferryman.device_profiles import Profile, catalogue, loading
 from ferryman.dispatch import lockfile, proposals, registry
 from ferryman.errors import LockfileError, SettingError
-from ferryman.porting.inputs.cases import cases_of, dtype_of, must_be_arguments, specs_of
 from ferryman.porting.tune.check import check
 
 PACKAGES = (
@@ -84,7 +83,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print everythin
 
 
 def examine() -> dict[str, Any]:
-    """Everything that doctor reports, as plain data. Nothing is compiled, launched or written."""
+    """Everything that doctor reports, as plain data. No kernel is compiled or launched, and nothing is written.
+    The definitions of other packages' ops run, once each, on the CPU."""
     here = ferryman.devices()
     versions = _versions()
     return {
@@ -154,28 +154,23 @@ def _broken() -> dict[str, str]:
     registry.evidences(), registry.backends(), catalogue()
     profiles = {f"profiles {name}": reason for name, reason in loading.broken().items()}
     proposals.ask()
-    return {**registry.broken(), **profiles, **_faults()}
+    faults = _faults()  # first: it makes cases, and those that cannot be made are left out
+    return {**registry.broken(), **profiles, **faults}
 
 
 def _faults() -> dict[str, str]:
-    """What cannot be used: kernels that cannot be imported; of other packages' ops, cases that cannot be made."""
-    faults = {}
+    """What cannot be used: kernels that cannot be imported; of other packages' ops, what else fails (`doctor_ops`)."""
+    faults: dict[str, str] = {}
     vendors = {profile.vendor for profile in ferryman.devices()}
     for op in registry.primitives().values():
         if not registry.family_of(op).ours:
-            try:
-                for case in cases_of(op):
-                    must_be_arguments(case, op)
-                    for spec in specs_of(case):
-                        dtype_of(spec, torch.float32)
-            except Exception as error:  # noqa: BLE001 - another package's code may raise anything
-                faults[f"evidence {op.name}"] = f"{type(error).__name__}: {error}"
+            faults |= doctor_ops.faults(op)
         for line in registry.implementations(op.name):
             if all(registry.probe(line.backend, vendor) for vendor in vendors):
                 continue  # without its toolchain it cannot be imported, which is no fault of the package
             try:
                 registry.launcher(line)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - a package's kernels may raise anything
                 faults[f"kernels {op.name} {line.name}"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return faults
 

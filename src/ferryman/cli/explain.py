@@ -45,7 +45,9 @@ def explain(
         if not equals:
             raise ArgumentError("explain", "--arg", repr(text), "name=value")
         given[name] = value
-    values = calls.from_shape(known, calls.shape_of("--shape", shape), calls.dtype_of(dtype), layout, given)
+    sizes = calls.shape_of("--shape", shape)
+    with registry.blamed(known):
+        values = calls.from_shape(known, sizes, calls.dtype_of(dtype), layout, given)
     arguments = dict(zip(known.names, values, strict=True))
     where = resolve(device) if device is not None else None
     if request is None:

@@ -35,7 +35,7 @@ def selftest(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the inputs; another seed, other inputs.")] = 0,
     planted: Annotated[int | None, typer.Option(help="Which edits are drawn; default: by --seed.")] = None,
-    edits: Annotated[int, typer.Option(help="Edits of each op's source; 0: every one.")] = EDITS,
+    edits: Annotated[int, typer.Option(min=0, help="Edits of each op's source; 0: every one.")] = EDITS,
     sample: Annotated[int | None, typer.Option(help="So many mutants of all, drawn by the seed.")] = None,
     backend: Annotated[
         Backend | None,

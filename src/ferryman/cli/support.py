@@ -8,6 +8,7 @@ from typing import Any
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry, select, state
+from ferryman.errors import PackageError
 from ferryman.ops.primitive import Primitive
 
 NO_CASE = "the op's evidence has no standard case to ask about"
@@ -62,12 +63,21 @@ def _verdicts(op: Primitive, profile: Profile) -> dict[str, dict[str, Verdict]]:
     case = calls.first_case(op)
     verdicts: dict[str, dict[str, Verdict]] = {}
     if case is None:
-        for line in registry.implementations(op.name):
-            verdicts[line.name] = dict.fromkeys(calls.DTYPES, ("refused", (NO_CASE,)))
-        return verdicts
+        unjudged = registry.unjudged(op.name)
+        return _refused(op, NO_CASE, *(() if unjudged is None else (unjudged,)))
     plain = state.intern({}, False)  # what is installed, requested or set here must not change the answer
-    for name, dtype in calls.DTYPES.items():
-        rows, _ = select.explain_rows(op, calls.of_case(op, case, dtype), profile, plain, absent=True)
-        for line, verdict, why in rows:
-            verdicts.setdefault(line.name, {})[name] = (verdict, tuple(why))
+    try:
+        with registry.blamed(op):
+            for name, dtype in calls.DTYPES.items():
+                rows, _ = select.explain_rows(op, calls.of_case(op, case, dtype), profile, plain, absent=True)
+                for line, verdict, why in rows:
+                    verdicts.setdefault(line.name, {})[name] = (verdict, tuple(why))
+    except PackageError as error:
+        return _refused(op, str(error))
     return verdicts
+
+
+def _refused(op: Primitive, *reasons: str) -> dict[str, dict[str, Verdict]]:
+    """No line can be asked."""
+    refused = dict.fromkeys(calls.DTYPES, ("refused", reasons))
+    return {line.name: refused for line in registry.implementations(op.name)}

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ferryman.device_profiles.schema import FrozenMap, Identity, Profile
-from ferryman.errors import ProfileError, UnknownName
+from ferryman.errors import STOPS, ProfileError, UnknownName
 
 if TYPE_CHECKING:
     from ferryman.device_profiles.parse import Cell, Draft
@@ -114,7 +114,9 @@ def _drafts() -> dict[str, Draft]:
             merged = _index([*table.values(), *own])
             for draft in own:
                 _build(draft, merged)
-        except Exception as error:  # noqa: BLE001 - another package may fail anyhow; ours stay
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - another package may fail anyhow; ours stay
             text = str(error).strip()
             _broken[entry.name] = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
         else:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select, state
 from ferryman.dispatch.order import in_order, order_of
+from ferryman.ops.primitive import Primitive
 
 _SOURCES = {
     "request": "as requested",
@@ -104,12 +105,19 @@ def explain(
 
     op: the op's function or name. args, kwargs: the call's arguments; tensors may be on "meta". device: a profile's
     name ("mi300x") for a device that need not be here; by default the tensors' own. Raises ArgumentError for
-    invalid arguments, UnknownName for an unknown op or device.
+    invalid arguments, UnknownName for an unknown op or device, PackageError where another package's op raises.
     """
     known = registry.primitive(op)
     whole = bool(kwargs.get("return_lse")) and "return_lse" not in known.names
     kwargs = {k: v for k, v in kwargs.items() if k in known.names or k != "return_lse"}
     bound = bind(known, args, kwargs)
+    with registry.blamed(known):
+        return _explained(known, bound, device, whole)
+
+
+def _explained(
+    known: Primitive, bound: tuple[Any, ...], device: Profile | torch.device | str | None, whole: bool
+) -> Explanation:
     known.check(*bound)
     tensors = [a for a in bound if isinstance(a, Tensor)]
     if device is not None:

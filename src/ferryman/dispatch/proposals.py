@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ferryman.dispatch import registry
+from ferryman.dispatch import foreign, registry
 from ferryman.dispatch.registry import Family
+from ferryman.errors import STOPS
 from ferryman.ops import recognition
 from ferryman.ops.recognition import Candidate, Cut, Folding, Gate, Helper, Layer, Recurrence, Routine, Served, Traced
 
@@ -46,8 +47,10 @@ def proposals(question: str, *given: Any) -> list[Any]:
         try:
             own = _listed(getattr(module, question)(*given))
             _require(question, own, answers)
-        except Exception as error:  # noqa: BLE001 - another package may raise anything
-            registry.leave_out("recognise", family.name, error)
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - another package may raise anything
+            foreign.leave_out("recognise", family.name, error)
             del _recognisers()[family]
         else:
             answers += own
@@ -107,10 +110,10 @@ def _recognisers() -> dict[Family, ModuleType]:
                 if not family.ours:
                     _name_ops(family)
                 modules[family] = import_module(where)
-        except Exception as error:
-            if family.ours:
+        except BaseException as error:
+            if family.ours or isinstance(error, STOPS):
                 raise
-            registry.leave_out("recognise", family.name, error)
+            foreign.leave_out("recognise", family.name, error)
     return modules
 
 

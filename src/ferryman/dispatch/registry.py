@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -19,8 +20,9 @@ from torch import Tensor
 from ferryman import settings
 from ferryman.backends import redirect
 from ferryman.backends.base import Backend
-from ferryman.dispatch import declared
-from ferryman.errors import CompileError, FerrymanError, UnknownName
+from ferryman.dispatch import declared, foreign
+from ferryman.dispatch.foreign import leave_out
+from ferryman.errors import STOPS, CompileError, FerrymanError, UnknownName
 from ferryman.ops.menu import NAME, Implementation
 from ferryman.ops.primitive import Primitive
 from ferryman.ops.table import SCHEMAS
@@ -51,19 +53,23 @@ class Family:
     ours: bool = True
 
 
-_broken: dict[str, str] = {}
-
-
 def broken() -> Mapping[str, str]:
     """Other packages' entry points that were left out, with the reason; what they would add is not there."""
     primitives()
     return MappingProxyType(_broken)
 
 
-def leave_out(kind: str, name: str, error: BaseException) -> None:
-    """Name what broke of another package: `broken` lists it."""
-    text = str(error).strip()
-    _broken[f"{kind} {name}"] = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+def blamed(op: Primitive) -> AbstractContextManager[None]:
+    """Raise PackageError where the code of another package, whose op this is, raises in this block."""
+    family = family_of(op)
+    return foreign.blamed(op.name, None if family.ours else family.package)
+
+
+def unjudged(op: str) -> str | None:
+    """Why an op of another package has no cases, where they could not be made."""
+    judged = evidence(primitive(op))
+    judged.cases()
+    return _broken.get(f"evidence {judged.op}")
 
 
 @lru_cache(maxsize=1)
@@ -93,6 +99,7 @@ class _Catalogue:
     entering: dict[str, int]
 
 
+_broken = foreign.broken()
 _catalogue = _Catalogue({}, {}, {}, set(), {})
 _LISTED = {schema.partition("(")[0]: name for name, schemas in SCHEMAS.items() for schema in schemas}
 _LONGEST_WAIT = 60.0  # seconds, for another thread that enters a family whose definition was there before us
@@ -107,8 +114,8 @@ def load(family: Family) -> None:
     try:
         # its arrival installs it, and other threads wait for that
         module = importlib.import_module(f"{package}.definition")
-    except Exception as error:
-        if family.ours:
+    except BaseException as error:
+        if family.ours or isinstance(error, STOPS):
             raise
         leave_out("ops", family.name, error)
         _catalogue.done.add(package)
@@ -131,9 +138,9 @@ def enter(package: str, install: Callable[[tuple[Primitive, ...]], None]) -> Non
         return
     try:
         install(_add(family))
-    except Exception as error:
+    except BaseException as error:
         _remove(family)
-        if family.ours:
+        if family.ours or isinstance(error, STOPS):
             raise
         leave_out("ops", family.name, error)
         _catalogue.done.add(package)
@@ -170,6 +177,7 @@ def _add(family: Family) -> tuple[Primitive, ...]:
                 raise ValueError(f"implementation {line.name!r} of {name}; required: a name like triton.hopper")
             if sum(line.name == other.name for other in menu[name]) > 1:
                 raise ValueError(f"two implementations of {name} are called {line.name!r}; required: one of each name")
+        foreign.require_arguments(family.package, known, menu[name])
     _catalogue.menu.update({name: tuple(lines) for name, lines in menu.items()})
     _catalogue.family.update(dict.fromkeys(own, family))
     _catalogue.primitives.update(own)
@@ -232,13 +240,16 @@ def evidences() -> Mapping[str, Evidence]:
     by_op: dict[str, Evidence] = {}
     for family in families():
         where = f"{family.package}.evidence"
+        if f"ops {family.name}" in broken():
+            continue
         try:
             if not family.ours and find_spec(where) is None:
                 _broken[f"evidence {family.name}"] = f"{family.package} has no evidence.py: nothing judges its ops"
                 continue
-            by_op |= {one.op: one for one in importlib.import_module(where).EVIDENCE if one.op in primitives()}
-        except Exception as error:
-            if family.ours:
+            own = [one for one in importlib.import_module(where).EVIDENCE if one.op in primitives()]
+            by_op |= {one.op: one if family.ours else foreign.guarded(one, family.package) for one in own}
+        except BaseException as error:
+            if family.ours or isinstance(error, STOPS):
                 raise
             leave_out("evidence", family.name, error)
     return MappingProxyType(by_op)
@@ -296,7 +307,9 @@ def backends() -> Mapping[str, Backend]:
             if entry.name in by_name:
                 raise ValueError(f"a backend of ours is called {entry.name!r}")
             by_name[entry.name] = entry.load()()
-        except Exception as error:  # noqa: BLE001 - as in _catalogue
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it may exit, too
             leave_out("backend", entry.name, error)
     return MappingProxyType(by_name)
 
@@ -323,7 +336,9 @@ def probe(backend: str, vendor: str) -> tuple[str, ...]:
 def _probed(backend: str, vendor: str) -> tuple[str, ...]:
     try:
         return backends()[backend].probe(vendor)
-    except Exception as error:  # noqa: BLE001 - a backend of another package may break its promise not to raise
+    except STOPS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a backend of another package may break its promise not to raise
         return (f"{backend} cannot be asked: {type(error).__name__}: {error}",)
 
 
@@ -341,7 +356,9 @@ def _loaded(line: Implementation) -> Callable[..., Any]:
     if line.backend != "definition":
         try:
             return line.load()
-        except Exception as error:  # a toolchain's parts may be missing, or raise anything
+        except STOPS:
+            raise
+        except BaseException as error:  # a toolchain's parts may be missing, or raise anything
             log = f"its kernels cannot be imported: {type(error).__name__}: {error}"
             raise CompileError(line.backend, f"{line.op} ({line.name})", "this process", log) from error
     op = primitive(line.op)

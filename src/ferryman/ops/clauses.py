@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
 from typing import Any, Protocol
@@ -45,12 +45,16 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Clause:
-    """One condition. ``text`` states what is required; ``measure`` gives the actual value; ``test`` decides on it."""
+    """One condition. ``text`` states what is required; ``measure`` gives the actual value; ``test`` decides on it.
+
+    args: the op's arguments that ``measure`` reads. The registry refuses a menu whose op lacks one of them.
+    """
 
     text: str
     facts: tuple[str, ...]
     measure: Callable[[View], Any]
     test: Callable[[Any], bool]
+    args: tuple[str, ...] = field(default=(), kw_only=True)
 
     def holds(self, view: View) -> bool:
         answer = view.known.get(id(self))
@@ -68,6 +72,11 @@ class Clause:
 
     def __str__(self) -> str:
         return self.text
+
+
+def _argument(path: str) -> str:
+    """The argument that a fact path begins with."""
+    return path.partition(".")[0]
 
 
 def _show(value: Any) -> str:
@@ -100,7 +109,8 @@ def read(path: str) -> Callable[[View], Any]:
 
 def dtypes(arg: str, *allowed: torch.dtype) -> Clause:
     names = ", ".join(_show(d) for d in allowed)
-    return Clause(f"{arg} in {names}", (f"{arg}.dtype",), read(f"{arg}.dtype"), lambda d: d is None or d in allowed)
+    path = f"{arg}.dtype"
+    return Clause(f"{arg} in {names}", (path,), read(path), lambda d: d is None or d in allowed, args=(arg,))
 
 
 def same_dtype(arg: str, other: str) -> Clause:
@@ -110,6 +120,7 @@ def same_dtype(arg: str, other: str) -> Clause:
         (f"{arg}.dtype", f"{other}.dtype"),
         lambda view: tuple(_show(of(view)) for of in both),
         lambda d: d[0] == d[1],
+        args=(arg, other),
     )
 
 
@@ -120,13 +131,18 @@ def unit_stride(arg: str) -> Clause:
         x = view.args[arg]
         return 1 if x is None or x.dim() == 0 or x.shape[-1] <= 1 else x.stride(-1)
 
-    return Clause(f"{arg} contiguous in its last dimension", (f"{arg}.stride[-1]",), measure, lambda s: s == 1)
+    facts = (f"{arg}.stride[-1]",)
+    return Clause(f"{arg} contiguous in its last dimension", facts, measure, lambda s: s == 1, args=(arg,))
 
 
 def contiguous(arg: str) -> Clause:
     """Its elements lie in order, without gaps."""
     return Clause(
-        f"{arg} without gaps", (f"{arg}.stride",), lambda view: view.args[arg].is_contiguous(), lambda dense: dense
+        f"{arg} without gaps",
+        (f"{arg}.stride",),
+        lambda view: view.args[arg].is_contiguous(),
+        lambda dense: dense,
+        args=(arg,),
     )
 
 
@@ -171,6 +187,7 @@ class _Joined(Clause):
             lambda values: quantifier(clause.test(value) for clause, value in zip(clauses, values, strict=True)),
             quantifier,
             clauses,
+            args=tuple(dict.fromkeys(name for clause in clauses for name in clause.args)),
         )
 
     def answer(self, view: View) -> bool:
@@ -186,35 +203,44 @@ class _Not(Clause):
 
 
 def unless(clause: Clause) -> Clause:
-    return _Not(f"not: {clause}", clause.facts, clause.measure, lambda value: not clause.test(value), clause)
+    return _Not(
+        f"not: {clause}", clause.facts, clause.measure, lambda value: not clause.test(value), clause, args=clause.args
+    )
 
 
 def at_most(path: str, limit: int) -> Clause:
-    return Clause(f"{path} <= {limit}", (path,), read(path), lambda v: v is None or v <= limit)
+    return _of_path(path, f"<= {limit}", lambda v: v is None or v <= limit)
 
 
 def at_least(path: str, limit: int) -> Clause:
-    return Clause(f"{path} >= {limit}", (path,), read(path), lambda v: v is None or v >= limit)
+    return _of_path(path, f">= {limit}", lambda v: v is None or v >= limit)
 
 
 def one_of(path: str, *allowed: Any) -> Clause:
-    return Clause(f"{path} in {', '.join(map(str, allowed))}", (path,), read(path), lambda v: v in allowed)
+    return _of_path(path, f"in {', '.join(map(str, allowed))}", lambda v: v in allowed)
 
 
 def multiple_of(path: str, factor: int) -> Clause:
-    return Clause(f"{path} a multiple of {factor}", (path,), read(path), lambda v: v % factor == 0)
+    return _of_path(path, f"a multiple of {factor}", lambda v: v % factor == 0)
 
 
 def not_multiple_of(path: str, factor: int) -> Clause:
-    return Clause(f"{path} not a multiple of {factor}", (path,), read(path), lambda v: v % factor != 0)
+    return _of_path(path, f"not a multiple of {factor}", lambda v: v % factor != 0)
+
+
+def _of_path(path: str, required: str, test: Callable[[Any], bool]) -> Clause:
+    return Clause(f"{path} {required}", (path,), read(path), test, args=(_argument(path),))
 
 
 def absent(arg: str) -> Clause:
-    return Clause(f"no {arg}", (arg,), lambda view: view.args[arg] is not None, lambda present: not present)
+    return Clause(
+        f"no {arg}", (arg,), lambda view: view.args[arg] is not None, lambda present: not present, args=(arg,)
+    )
 
 
 def not_empty(arg: str) -> Clause:
-    return Clause(f"elements in {arg}", (f"{arg}.shape",), lambda view: view.args[arg].numel(), lambda n: n > 0)
+    facts = (f"{arg}.shape",)
+    return Clause(f"elements in {arg}", facts, lambda view: view.args[arg].numel(), lambda n: n > 0, args=(arg,))
 
 
 def feature(name: str) -> Clause:
@@ -245,7 +271,7 @@ def vendor(*allowed: str) -> Clause:
 
 
 def positive(path: str) -> Clause:
-    return Clause(f"{path} > 0, or None", (path,), read(path), lambda v: v is None or v > 0)
+    return _of_path(path, "> 0, or None", lambda v: v is None or v > 0)
 
 
 def compiled() -> Clause:
@@ -313,6 +339,7 @@ def row_in_registers(
         (*facts, "profile.max_threads"),
         measure,
         lambda m: m[1] <= m[2] and (most is None or m[0] <= most),
+        args=(*tensors, *(() if size is None else (size,))),
     )
 
 
@@ -331,5 +358,9 @@ def when_interpreted(clause: Clause) -> Clause:
         return clause.measure(view) if view.flags["interpreted"] else compiled
 
     return Clause(
-        f"{clause.text} (Triton's interpreter)", clause.facts, measure, lambda got: got is compiled or clause.test(got)
+        f"{clause.text} (Triton's interpreter)",
+        clause.facts,
+        measure,
+        lambda got: got is compiled or clause.test(got),
+        args=clause.args,
     )

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from ferryman.errors import ArgumentError
+from ferryman.porting.inputs import sizes
 from ferryman.porting.model import bundled, families, generic
 from ferryman.porting.model.account import Account, account
 from ferryman.porting.model.generic import Run
@@ -107,14 +108,7 @@ def _none(name: str) -> Any:
 
 def _caller(target: str, model: nn.Module, given: Any, inputs: list[str]) -> Run:
     if given is None and inputs:
-        shapes = []
-        for text in inputs:
-            try:
-                shapes.append(tuple(int(part) for part in text.split(",")))
-            except ValueError:
-                raise ArgumentError(
-                    "port", "--input", repr(text), "sizes separated by commas, such as 2,16,64"
-                ) from None
+        shapes = [sizes.shape_of("port", "--input", text, "2,16,64") for text in inputs]
         return lambda m: m(*(torch.randn(s).to(_dtype_of(m)) for s in shapes))
     if given is None and isinstance(getattr(model, "dummy_inputs", None), dict):
         given = model.dummy_inputs

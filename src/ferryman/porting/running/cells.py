@@ -8,7 +8,7 @@ import torch
 
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
-from ferryman.errors import ArgumentError, UnknownName
+from ferryman.errors import ArgumentError, EvidenceError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive
 from ferryman.porting.inputs.cases import TIERS, cases_of
@@ -38,8 +38,12 @@ def dtypes_of(names: Iterable[str | torch.dtype] | None) -> tuple[torch.dtype, .
 
 
 def require_lines(ops: Sequence[str] | None, backends: Sequence[str] | None) -> None:
-    """Raises ArgumentError where an op that is asked for by its name has no line of the backends that are."""
+    """Raises ArgumentError where an op that is asked for by its name has no line of the backends that are, and
+    EvidenceError where it is another package's and its cases cannot be made."""
     for op in ops or ():
+        why = registry.unjudged(op)
+        if why is not None:
+            raise EvidenceError(f"{op} has no cases to be checked on: {why}")
         if backends is not None and not registry.asked(op, backends):
             menu = ", ".join(line.name for line in registry.implementations(op))
             raise ArgumentError("check", f"--backend of {op}", ", ".join(backends), f"one or more of its own: {menu}")
@@ -213,7 +217,9 @@ def alone(
 
 def ordered(cells: Iterable[Cell], tier: str) -> list[Cell]:
     """By op, implementation and dtype as they are listed; what stands for many cases first, then case by case."""
-    ops = {name: i for i, name in enumerate(registry.primitives())}
+    cells = list(cells)
+    there = {cell.op for cell in cells}
+    ops = {name: i for i, name in enumerate(registry.primitives()) if name in there}
     lines = {(op, x.name): i for op in ops for i, x in enumerate(registry.implementations(op))}
     dtypes = {dtype_name(d): i for i, d in enumerate(STORAGE_DTYPES)}
     cases = {(op, case.name): i for op in ops for i, case in enumerate(tier_cases(registry.primitive(op), tier))}

@@ -93,8 +93,12 @@ class Plan:
         for name in dict.fromkeys(names):
             op = registry.primitive(name)
             count = len(tier_cases(op, tier))
+            unjudged = None if count else registry.unjudged(name)
             here = []
             for line in registry.asked(name, wanted):
+                if unjudged is not None:
+                    self.skipped += [not_run(name, line, device, d, f"left out: {unjudged}") for d in dtypes]
+                    continue
                 if line.backend == "triton" and profile.vendor == "cpu" and _needs_worker():
                     self.interpreted.append(name)
                     self._take(name, line, device, dtypes, count, None if full else THINNED)
