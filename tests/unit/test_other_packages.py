@@ -282,6 +282,22 @@ def test_a_clause_that_raises_leaves_the_other_ops_listed(tmp_path: Path) -> Non
     assert listed.returncode == 0 and reason.removeprefix("PackageError: ") in listed.stdout
 
 
+def test_a_line_of_a_backend_that_is_not_there_serves_no_device(tmp_path: Path) -> None:
+    own = 'name="torch"), Implementation(op="gathered", name="mychip", where="gathered_ops.torch_kernels:gathered")'
+    source = GATHERED["implementations"].replace('name="torch")', own)
+    install(tmp_path, "gathered_ops", {**GATHERED, "implementations": source})
+    install(tmp_path, "mychip", {"here": "Backend = dict"}, "ferryman.backends", "mychip.here:Backend")
+    listed = run(tmp_path, "-m", "ferryman", "ops", "--op", "gathered", "--device", "cpu", "--json")
+    assert listed.returncode == 0, listed.stderr[-3000:]
+    rows = {row["implementation"]: row for row in json.loads(listed.stdout)["support"]}
+    assert rows["torch"]["chosen"] and rows["mychip"]["reasons"] == ["mychip does not serve cpu devices"]
+    done = run(tmp_path, "-m", "ferryman", "doctor", "--json")
+    reasons = {row["entry"]: row["reason"] for row in json.loads(done.stdout)["broken"]}
+    needed = "TypeError: it gives dict; required: an object with name, vendors, probe and compile"
+    assert reasons["backend mychip"] == needed
+    assert reasons["line gathered mychip"].startswith("UnknownName: unknown backend 'mychip'")
+
+
 def test_doctor_lists_it(tmp_path: Path) -> None:
     install(tmp_path, "gathered_ops", {**GATHERED, "definition": "import no_such_module"})
     wrong = {m: text.replace("gathered", "wrong") for m, text in GATHERED.items()}

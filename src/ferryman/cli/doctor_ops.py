@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ferryman.device_profiles import resolve
 from ferryman.dispatch import foreign, registry, select
-from ferryman.errors import STOPS, EvidenceError
+from ferryman.errors import STOPS, EvidenceError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Cost, Primitive
 from ferryman.porting.inputs.cases import (
@@ -28,7 +28,8 @@ from ferryman.porting.judging.metrics import terms_of
 
 
 def faults(op: Primitive) -> dict[str, str]:
-    """What fails -> why: "evidence OP", "check OP", "meta OP", "cost OP", "bound OP", "clauses OP LINE"."""
+    """What fails -> why: "evidence OP", "check OP", "meta OP", "cost OP", "bound OP", "clauses OP LINE",
+    "line OP LINE"."""
     wrong: dict[str, str] = {}
 
     def attempt(what: str, function: Callable[[], Any]) -> Any:
@@ -42,8 +43,12 @@ def faults(op: Primitive) -> dict[str, str]:
             wrong[what] = foreign.reason_of(error)
             return None
 
+    for line in registry.implementations(op.name):
+        if line.backend not in registry.backends():
+            error = UnknownName("backend", line.backend, registry.backends())
+            wrong[f"line {op.name} {line.name}"] = foreign.reason_of(error)
     attempt(f"evidence {op.name}", lambda: _require_cases(op))
-    case = None if wrong else next(iter(cases_of(op)), None)
+    case = None if f"evidence {op.name}" in wrong else next(iter(cases_of(op)), None)
     if case is None:
         return wrong
     with torch.no_grad():

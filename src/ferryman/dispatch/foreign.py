@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ferryman.errors import STOPS, ArgumentError, EvidenceError, FerrymanError, PackageError
+from ferryman.backends.base import Artefact, Backend
+from ferryman.errors import STOPS, ArgumentError, CompileError, EvidenceError, FerrymanError, PackageError
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 
@@ -84,6 +85,34 @@ def _require_cases(op: str, given: Sequence[Any]) -> None:
     for one in given:
         if not isinstance(one, Case):
             raise EvidenceError(f"{op}: its cases() gives {type(one).__name__}; required: Case")
+
+
+class Backends(dict[str, Backend]):
+    """Backends by name. A menu line may name one that is not there: then it serves no device, and the others go on."""
+
+    def __missing__(self, name: str) -> Backend:
+        return NoBackend(name)
+
+
+@dataclasses.dataclass
+class NoBackend:
+    """Stands for a backend that no package has, or that was left out."""
+
+    name: str
+    vendors: frozenset[str] = frozenset()
+
+    def probe(self, vendor: str) -> tuple[str, ...]:
+        return (f"no installed package has a backend {self.name!r}; ferryman doctor says what was left out",)
+
+    def compile(self, source: Any, options: Any, arch: str) -> Artefact:
+        raise CompileError(self.name, "a kernel", arch, "; ".join(self.probe("")))
+
+
+def backend(given: Any) -> Backend:
+    """What the class of a backend gave. Raises TypeError where it is none."""
+    if not isinstance(given, Backend):
+        raise TypeError(f"it gives {type(given).__name__}; required: an object with name, vendors, probe and compile")
+    return given
 
 
 def require_arguments(package: str, op: Primitive, lines: Iterable[Implementation]) -> None:

@@ -300,13 +300,13 @@ def implementation(op: str, name: str) -> Implementation:
 
 @lru_cache(maxsize=1)
 def backends() -> Mapping[str, Backend]:
-    """Backends by name; importing one imports no toolchain."""
-    by_name = {name: _load(where)() for name, where in _BACKENDS.items()}
+    """Backends by name; importing one imports no toolchain. One that no package has serves no device."""
+    by_name = foreign.Backends({name: _load(where)() for name, where in _BACKENDS.items()})
     for entry in entry_points(group="ferryman.backends"):
         try:
             if entry.name in by_name:
                 raise ValueError(f"a backend of ours is called {entry.name!r}")
-            by_name[entry.name] = entry.load()()
+            by_name[entry.name] = foreign.backend(entry.load()())
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - it may exit, too
