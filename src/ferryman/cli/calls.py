@@ -79,7 +79,9 @@ def from_shape(op: Primitive, shape: Shape, dtype: torch.dtype, layout: str, giv
             sizes.must_fit(op.name, f"the shape of {name}, which follows from --shape,", tuple(its))
         tensor = None if its is None else empty(its, own, layout if its == shape else "contiguous")
         values.append([tensor] if kind == "Tensor[]" else tensor)
-    return _defaults(op, values)
+    values = _defaults(op, values)
+    _results(op, values)
+    return values
 
 
 def _like(op: Primitive, name: str, shape: Shape) -> Shape | None:
@@ -107,16 +109,7 @@ def first_case(op: Primitive, tier: str = "standard") -> Case | None:
 def _backward(op: Primitive, forward: Primitive, values: Sequence[Any], given: Mapping[str, str]) -> list[Any]:
     """A backward's arguments from its forward's: gradients like the outputs, what was saved, everything needed."""
     known = dict(zip(forward.names, values, strict=True))
-    forward.check(*values)
-    try:
-        tensors = forward.meta(*values)
-    except RuntimeError as error:
-        if "overflow" not in str(error):
-            raise
-        shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
-        raise ArgumentError(
-            op.name, "--shape, with what follows from it,", shapes, "sizes with results that PyTorch can count"
-        ) from error
+    tensors = _results(forward, values)
     outputs = dict(zip(forward.outputs, tensors if isinstance(tensors, tuple) else (tensors,), strict=True))
     gradients = {"grad": 0, **forward.gradient_names()}
     arguments: list[Any] = []
@@ -132,6 +125,19 @@ def _backward(op: Primitive, forward: Primitive, values: Sequence[Any], given: M
         else:
             arguments.append(True)  # need_...
     return arguments
+
+
+def _results(op: Primitive, values: Sequence[Any]) -> Any:
+    """An op's results without data. Raises ArgumentError where the arguments do not fit, or a result has no size."""
+    op.check(*values)
+    try:
+        return op.meta(*values)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
+        required = "sizes with results that PyTorch can count"
+        raise ArgumentError(op.name, "--shape, with what follows from it,", shapes, required) from error
 
 
 def _known(op: Primitive, given: Mapping[str, str], names: Sequence[str]) -> None:
