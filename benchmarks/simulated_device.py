@@ -59,6 +59,20 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale:
     return torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
 
 
+def _cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    lse: bool,
+    dropout: float,
+    causal: bool,
+    debug: bool,
+    scale: float | None = None,
+) -> Any:
+    return _flash(q, k, v, dropout, causal, scale)
+
+
 @contextlib.contextmanager
 def simulated(name: str) -> Iterator[None]:
     """Within it, calls on CPU tensors are those of the device that has this profile."""
@@ -80,6 +94,7 @@ def simulated(name: str) -> Iterator[None]:
         mock.patch.object(registry, "launcher", launcher),
         mock.patch.object(activations, "_gelu", functional.gelu),  # a CPU's is another
         mock.patch.object(torch, "_scaled_dot_product_flash_attention", _flash),
+        mock.patch.object(torch, "_scaled_dot_product_cudnn_attention", _cudnn),
     )
     with contextlib.ExitStack() as stack:
         for change in changes:

@@ -107,6 +107,14 @@ def test_the_largest_difference_is_beside_what_was_written() -> None:
     assert two is not None and two.words.startswith("b[0]")
 
 
+def test_a_small_number_that_is_wrong_as_a_whole_is_plain() -> None:
+    one = _difference(torch.tensor([1e6, 1.0]), torch.tensor([1e6, 5.0]))
+    assert one.plain and "y[1] is 5; without the bug 1" in one.words
+    assert not _difference(torch.tensor([1e6, 1.0]), torch.tensor([1e6, 1.0 + 1e-6])).plain
+    assert not _difference(torch.tensor([1e6, 1e-3]), torch.tensor([1e6, 2e-3])).plain  # a sum of the largest rounds so
+    assert _difference(torch.tensor([2**60]), torch.tensor([2**60 + 7])).plain
+
+
 def _note(where: str, error: float, name: str = "allclose", **tolerance: float) -> dict[str, Any]:
     return {"compared": name, "where": where, "error": error, "tolerance": tolerance, "dtype": "torch.float32"}
 
@@ -126,6 +134,10 @@ def test_the_comparison_that_let_a_bug_through_is_always_named() -> None:
     assert [line.partition(": ")[0] for line in lines[:-1]] == ["t.py:8", "t.py:7", "t.py:6"]
     assert "allclose with its defaults (rtol=1e-5, atol=1e-8)" in lines[0] and lines[-1].startswith("6 more ")
     assert survivors.tolerances([], []) == []
+    pair = [_note("t.py:5", 0.25, atol=1.0), _note("t.py:5", 0.5, atol=2.0), _note("t.py:5", 0.0, "isclose")]
+    first, second, third = survivors.tolerances([], [*pair])[:2] + survivors.tolerances(pair, pair)[2:]
+    assert "atol=2.0 let an error of 0.5" in first and "atol=1.0 let an error of 0.25" in second
+    assert third == "t.py:5: isclose with its defaults (rtol=1e-5, atol=1e-8) met no error, with the bug and without"
 
 
 def test_comparisons_are_seen_in_every_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +149,12 @@ def test_comparisons_are_seen_in_every_spelling(tmp_path: Path, monkeypatch: pyt
     hook._compared("assert_allclose", np.testing.assert_allclose)(a.numpy(), desired=b.numpy(), rtol=1)
     hook._compared("assert_almost_equal", np.testing.assert_almost_equal)(a.numpy(), b.numpy(), 0)
     assert not hook._compared("allclose", torch.allclose)(a, b)  # what it catches
+    assert not np.any(hook._compared("isclose", np.isclose)(a.numpy(), a.numpy() + 1))
+    far = torch.stack([a[0], a[1] + 1, a[2]])
+    assert hook._compared("isclose", torch.isclose)(a, far).tolist() == [True, False, True]  # an error of 0
     notes = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [n["tolerance"] for n in notes] == [{"atol": 1.0}, {"rtol": 0.5}, {"rtol": 1}, {"decimal": 0}]
-    assert {n["error"] for n in notes} == {0.25}
+    assert [n["tolerance"] for n in notes] == [{"atol": 1.0}, {"rtol": 0.5}, {"rtol": 1}, {"decimal": 0}, {}]
+    assert [n["error"] for n in notes] == [0.25] * 4 + [0.0]
     assert all(n["where"].startswith(Path(__file__).name) for n in notes)
 
 

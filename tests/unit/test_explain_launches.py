@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import ferryman
+from ferryman.backends import triton
 from ferryman.dispatch import registry
+from ferryman.errors import CompileError
 from ferryman.porting.bench import grid
 from ferryman.porting.inputs.cases import cases_of
 from tests.cli.run import ferryman as run
@@ -42,6 +44,24 @@ def test_lines_that_launch_no_triton_kernel_say_nothing() -> None:
     for line in ("cuda", "torch"):
         with ferryman.use(rms_norm=line):
             assert ferryman.explain("rms_norm", x, weight, device="h200").launches == ()
+
+
+def test_what_is_interpreted_or_cannot_be_said_leaves_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.empty(2, 8, 64, 64, dtype=torch.bfloat16, device="meta")
+    whole = ferryman.explain("attention", q, q, q, device="h200")
+    assert whole.launches
+    monkeypatch.setattr(triton, "interpreting", lambda: True)
+    assert ferryman.explain("attention", q, q, q, device="h200").rows == whole.rows
+    monkeypatch.setattr(triton, "interpreting", lambda: False)
+
+    def absent(line: object) -> object:
+        raise CompileError("triton", "attention", "sm_90", "no Triton here")
+
+    monkeypatch.setattr(registry, "launcher", absent)
+    assert ferryman.explain("attention", q, q, q, device="h200").launches == ()
+    monkeypatch.setattr(registry, "launcher", lambda line: lambda *args: args[99])
+    (answer,) = ferryman.explain("attention", q, q, q, device="h200").launches
+    assert "IndexError" in answer
 
 
 def test_the_command_takes_an_op_whose_schema_has_more_arguments() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select, state
 from ferryman.dispatch.order import in_order, order_of
+from ferryman.errors import CompileError
 from ferryman.ops.primitive import Primitive
 
 _SOURCES = {
@@ -158,16 +159,25 @@ def _explained(
 
 
 def _launches(decision: select.Decision, args: tuple[Any, ...], profile: Profile) -> tuple[str, ...]:
-    """What a Triton line would launch, by its launcher run on tensors without data. Interpreted, any tile is one."""
+    """What a Triton line would launch, by its launcher run on tensors without data. Interpreted, any tile is one;
+    without Triton nothing is known of it."""
     line = decision.implementation
     if line.backend != "triton" or profile.vendor == "cpu":
         return ()
-    from ferryman.backends.triton import recorded
+    from ferryman.backends.triton import interpreting, recorded
 
-    launch, target = registry.launcher(line), select.target_of(profile, decision.configuration)
-    given = [_without_data(value) for value in args]
+    if interpreting():
+        return ()
+    target, given = select.target_of(profile, decision.configuration), [_without_data(value) for value in args]
     texts = []
-    for one in recorded([lambda: launch(*given, target)]):
+    try:
+        launch = registry.launcher(line)
+        launched = recorded([lambda: launch(*given, target)])
+    except CompileError:
+        return ()
+    except Exception as error:  # noqa: BLE001 - another package's launcher; what would run is known all the same
+        return (f"what cannot be said: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",)
+    for one in launched:
         constants = [f"{n}={v}" for n, v in one.constexprs.items() if type(v) is int]
         stages = "" if one.num_stages is None else f", {one.num_stages} stage{'s' * (one.num_stages != 1)}"
         texts.append(f"{one.name}: {', '.join([*constants, f'{one.num_warps} warps'])}{stages}")

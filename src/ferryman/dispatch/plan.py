@@ -40,7 +40,7 @@ _Plan = tuple[Callable[..., Any], Any, Implementation]  # what runs, its last ar
 # How a call comes in: with all outputs, below autograd, or for the first output alone (its tuple is the result)
 Way = Literal["whole", "plain", "first"]
 WAYS: dict[str, Way] = {"": "whole", "_plain": "plain", "_first": "first"}
-_all_plans: list[dict[Any, Any]] = [select.autograd_limits]
+_all_plans: list[dict[Any, Any]] = []
 _lock = threading.Lock()
 _generation = 0  # raised whenever plans are dropped: a choice that began before is not kept
 
@@ -325,6 +325,7 @@ def drop_plans() -> None:
         _generation += 1
         for plans in _all_plans:
             plans.clear()
+    select.autograd_limit_of.forget()
 
 
 _ops: dict[str, Op] = {}

@@ -107,9 +107,6 @@ def target_of(profile: Profile, configuration: str = "") -> Target:
     )
 
 
-autograd_limits: dict[torch.device, int | None] = {}  # forgotten with plans
-
-
 def profile_for(device: torch.device) -> Profile:
     """The profile of a tensor's device: detected, unless settings name one for the accelerator, or a route does."""
     route = redirect.current()
@@ -122,15 +119,17 @@ def profile_for(device: torch.device) -> Profile:
     return detect(device)
 
 
+autograd_limit_of = settings.Remembered(
+    lambda device: profile_for(device).thresholds.get(AUTOGRAD_BYTES)
+)  # forgotten with plans
+
+
 def autograd_limit(device: torch.device) -> int | None:
     """Bytes up to which PyTorch's own differentiable call leads on a device; None where it never does."""
     if redirect.current() is not None:
         return profile_for(device).thresholds.get(AUTOGRAD_BYTES)
-    try:
-        return autograd_limits[device]
-    except KeyError:
-        limit = autograd_limits[device] = profile_for(device).thresholds.get(AUTOGRAD_BYTES)
-        return limit
+    limit: int | None = autograd_limit_of(device)
+    return limit
 
 
 def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool = False) -> list[str]:

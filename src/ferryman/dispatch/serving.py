@@ -42,7 +42,7 @@ def serving(op: Primitive, args: tuple[Any, ...]) -> Serving | None:
     if isinstance(extra, plan.Young):
         why = f"it was called {extra.calls} times; a replay begins with call {plan.REPLAY_AFTER}"
     elif line.differentiable is not None and run is line.load_differentiable():
-        why = "PyTorch's own differentiable call serves it"
+        why = "PyTorch's own call serves it, with nothing of ours around it"
     elif not line.replayable:
         why = f"the menu line {line.name} does not say that it is replayable"
     elif device.type != plan.REPLAYED:

@@ -38,7 +38,7 @@ class Implementation:
     gradient is asked for and the call's tensors are small (the profile's thresholds.autograd.bytes) the line goes
     before all others, whatever would be chosen for the backward. Of an op whose first output may be asked for alone
     it gives that one, in a tuple, and serves no other calls. differentiable_when: calls for which PyTorch's own
-    gradient, too, rounds as the op's does; all must hold.
+    gradient, too, rounds as the op's does, or which need none; all must hold.
     ``configurations`` ranks the launcher's configurations for a call: it takes the launcher's arguments and gives their
     names (identifiers) with predicted times in any one unit, the least first, which is what the launcher takes by
     itself. It takes another where ``Target.configuration`` names one. None: it has one for every call.

@@ -111,7 +111,7 @@ _SMALL_TILES = both(
         lambda m: m[0] == m[1],
     ),
     either(
-        _width_at_most("narrowest"),
+        both(_width_at_most("narrowest"), _keys_at_most("keys_of_narrowest")),
         both(_queries_at_most("one_tile"), unless(_WIDE)),
         both(
             at_most("q.shape[3]", 64),

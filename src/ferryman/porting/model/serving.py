@@ -87,7 +87,7 @@ def little(x: Tensor, table: Tensor | None, *tensors: Tensor | None) -> bool:
         wanted = table.requires_grad
         read = x.numel() * (x.element_size() + 2 * table.shape[-1] * table.element_size())
     for t in tensors:
-        if t is not None:
+        if t is not None and t is not table:
             wanted, read = wanted or t.requires_grad, read + t.numel() * t.element_size()
     return wanted and read <= limit
 

@@ -130,6 +130,11 @@ def _of_one(name: str, right: Tensor, wrong: Tensor, before: Tensor) -> Differen
     written = b.isfinite() & (apart | (b != before.double()))  # an empty tensor's old numbers say nothing
     largest = float(b.abs().where(written, 0.0).max()) or float(a.abs().where(a.isfinite(), 0.0).max()) or 1.0
     gap = gap.nan_to_num(nan=largest, posinf=torch.inf).where(apart, -1.0)  # NaN: neither is finite
+    rounding = _rounding(right.dtype)
+    if right.is_floating_point() and float(gap.max()) <= rounding * largest:
+        # a number that is small beside the largest may be wrong as a whole, by more than sums of the largest round
+        whole = gap.where((gap > b.abs() * _OWN_SHARE) & (gap > rounding / _LESS * largest), -1.0)
+        gap, rounding = (whole, 0.0) if float(whole.max()) > 0 else (gap, rounding)
     place = tuple(int(i) for i in torch.unravel_index(gap.argmax(), right.shape))
     size = float(gap[place]) / largest
     share = "" if math.isinf(size) else f", at most by {size:.2g} of the largest magnitude"
@@ -137,7 +142,10 @@ def _of_one(name: str, right: Tensor, wrong: Tensor, before: Tensor) -> Differen
         f"{name}{list(place)} is {_number(wrong[place])}; without the bug {_number(right[place])} "
         f"({int(apart.sum())} of {right.numel()} elements differ{share})"
     )
-    return Difference(words, size, _rounding(right.dtype))
+    return Difference(words, size, rounding)
+
+
+_OWN_SHARE, _LESS = 1 / 16, 8
 
 
 def _number(x: Tensor) -> str:
@@ -146,9 +154,10 @@ def _number(x: Tensor) -> str:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """Of the largest magnitude. A narrow result is rounded once; of a wide one each step of the work is."""
+    """Of the largest magnitude. A narrow result is rounded once; of a wide one each step of the work is. Whole numbers
+    are not: any difference of theirs is plain, also one that float64 does not tell."""
     if not dtype.is_floating_point:
-        return 0.0
+        return -1.0
     return (64 if dtype.itemsize >= 4 else 2) * torch.finfo(dtype).eps
 
 

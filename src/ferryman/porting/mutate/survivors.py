@@ -87,25 +87,29 @@ def tolerances(plain: list[dict[str, Any]], mutated: list[dict[str, Any]]) -> li
     usual = {where: before.get(where, {"error": 0.0})["error"] for where in after}
     more = {where: one["error"] - usual[where] for where, one in after.items() if one["error"] > usual[where]}
     if more:
-        return [_line(where, after[where], usual[where]) for where in sorted(more, key=lambda w: -more[w])]
+        return [_line(after[where], usual[where]) for where in sorted(more, key=lambda w: -more[w])]
     shown = sorted(after, key=lambda where: -after[where]["error"])[:MOST_COMPARISONS]
-    lines = [_line(where, after[where], usual[where]) for where in shown]
+    lines = [_line(after[where], usual[where]) for where in shown]
     left = len(after) - len(shown)
     return [*lines, f"{left} more comparisons met no larger error with the bug than without it"] if left else lines
 
 
-def _largest(notes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    by_place: dict[str, dict[str, Any]] = {}
+def _largest(notes: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """By where a comparison stands, and its name and tolerances: a line may have several."""
+    by_place: dict[tuple[str, str], dict[str, Any]] = {}
     for one in notes:
-        if "compared" in one and one["error"] >= by_place.get(one["where"], {"error": -1.0})["error"]:
-            by_place[one["where"]] = one
+        if "compared" not in one:
+            continue
+        place = one["where"], f"{one['compared']} {one['tolerance']}"
+        if one["error"] >= by_place.get(place, {"error": -1.0})["error"]:
+            by_place[place] = one
     return by_place
 
 
-def _line(where: str, one: dict[str, Any], usual: float) -> str:
-    name, given = one["compared"], ", ".join(f"{k}={v}" for k, v in one["tolerance"].items())
+def _line(one: dict[str, Any], usual: float) -> str:
+    where, name, given = one["where"], one["compared"], ", ".join(f"{k}={v}" for k, v in one["tolerance"].items())
     default = _BY_NAME.get(name) or _BY_DTYPE.get(one["dtype"].removeprefix("torch."), "by dtype")
-    return (
-        f"{where}: {name} with {given or f'its defaults ({default})'} let an error of {one['error']:.3g} through "
-        f"({usual:.3g} without the bug)"
-    )
+    tolerance = given or f"its defaults ({default})"
+    if not one["error"]:
+        return f"{where}: {name} with {tolerance} met no error, with the bug and without"
+    return f"{where}: {name} with {tolerance} let an error of {one['error']:.3g} through ({usual:.3g} without the bug)"
