@@ -21,7 +21,7 @@ def test_every_triton_line_says_what_it_launches(name: str) -> None:
     op = registry.primitive(name)
     lines = [line for line in registry.implementations(name) if line.backend == "triton"]
     chosen: Counter[str] = Counter()
-    for case in list(cases_of(op))[:4]:
+    for case in list(cases_of(op))[:2]:
         args = dict(zip(op.names, grid.on_meta(op, case, torch.bfloat16), strict=True))
         for line in lines:
             with ferryman.use(**{name: line.name}):

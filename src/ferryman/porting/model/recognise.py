@@ -380,7 +380,10 @@ def role_forward(role: Role, kind: Any, served: Any = None) -> types.FunctionTyp
     """The forward of a module with a proven role; ``served``, or what its class has then, serves the other calls."""
     before, asked, expression = role.serving(kind, role.expression, role.inputs)
     meaning = serving.known(kind, role.guards, role.code, role.reads)
-    left = serving.left([role.op], kind, role.code)
+    few = ""
+    if len(role.tensors) == 1:
+        few = f"{role.parameters[0]}.numel() < {serving.FEW_IDS} * len(self.{role.tensors[0]})"
+    left = serving.left([role.op], kind, role.code, few)
     if role.alone:
         asked = f"{asked} and (ferryman_compiling() or not {role.alone})"
     return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, kind, served, left)

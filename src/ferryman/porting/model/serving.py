@@ -37,16 +37,21 @@ _MISSING = object()
 LEFT_MEANING = {"ferryman_compiling": torch.compiler.is_dynamo_compiling, "ferryman_state": state}
 
 
-def left(ops_served: Iterable[str], kind: Any = None, code: Iterable[str] = ()) -> str:
+FEW_IDS = 16  # for each row of a table: of as many Inductor's own gradient waits for its atomic sums
+
+
+def left(ops_served: Iterable[str], kind: Any = None, code: Iterable[str] = (), few: str = "") -> str:
     """When a call is left to the module's own code: under torch.compile, without a request, where what it would be
     given in place of each op is the op's definition. Inductor fuses the module's own code as well, and Dynamo has less
     to guard in each call (100 to 300 us of a small model's). Empty: never. code: attributes of the class ``kind`` that
-    Dynamo then guards, as it does not by itself."""
+    Dynamo then guards, as it does not by itself. few: where an op's gradient stays whole (of a table), a test of calls
+    so small that the module's own gradient is as quick."""
     known = [registry.primitive(op) for op in ops_served]
     if not all(op.lower for op in known):
         return ""
     tests, _ = source.still(kind, [name for name in code if name != "forward"])
-    tests += ["not torch.is_grad_enabled()"] if any(op.gradient.whole for op in known) else []
+    if any(op.gradient.whole for op in known):
+        tests.append(f"(not torch.is_grad_enabled() or {few})" if few else "not torch.is_grad_enabled()")
     return " and ".join(["ferryman_compiling() and not ferryman_state.requests", *tests])
 
 
