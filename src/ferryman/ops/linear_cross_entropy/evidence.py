@@ -69,6 +69,7 @@ def _cases() -> Sequence[Case]:
         "many_rows": _call((33, 40), 16, 40, z_loss=1e-3),
         "square": _call((40,), 16, 40),
         "nonfinite": _call((11,), 24, 67, True, x_fill="nonfinite"),
+        "ignored_nonfinite": _call((40,), 16, 9, True, -1, x_fill="nonfinite"),  # an ignored row may hold anything
         "fill_unit": _call((12,), 48, 96, fill="unit"),
     }
     # logits of 0: every softmax is 2^-n, and no label is nearer than another
