@@ -20,7 +20,18 @@ from torch.autograd import forward_ad
 from ferryman.backends import redirect, replay
 from ferryman.backends.precision import float32_precision
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import declared, lockfile, registry, resolver, scalars, select, state, torch_library, traced
+from ferryman.dispatch import (
+    declared,
+    lockfile,
+    own_limit,
+    registry,
+    resolver,
+    scalars,
+    select,
+    state,
+    torch_library,
+    traced,
+)
 from ferryman.dispatch.gradient import runner_under_autograd
 from ferryman.dispatch.order import in_order, order_of, turned
 from ferryman.dispatch.recipe import Plan, Recipe
@@ -325,7 +336,7 @@ def drop_plans() -> None:
         _generation += 1
         for plans in _all_plans:
             plans.clear()
-    select.autograd_limit_of.forget()
+    own_limit.remembered.forget()
 
 
 _ops: dict[str, Op] = {}

@@ -119,19 +119,6 @@ def profile_for(device: torch.device) -> Profile:
     return detect(device)
 
 
-autograd_limit_of = settings.Remembered(
-    lambda device: profile_for(device).thresholds.get(AUTOGRAD_BYTES)
-)  # forgotten with plans
-
-
-def autograd_limit(device: torch.device) -> int | None:
-    """Bytes up to which PyTorch's own differentiable call leads on a device; None where it never does."""
-    if redirect.current() is not None:
-        return profile_for(device).thresholds.get(AUTOGRAD_BYTES)
-    limit: int | None = autograd_limit_of(device)
-    return limit
-
-
 def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool = False) -> list[str]:
     """Why an implementation cannot serve a call on a device; empty when it can.
 

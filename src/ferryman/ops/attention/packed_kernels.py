@@ -21,7 +21,7 @@ from ferryman.ops.attention.triton_kernels import (
     outputs,
 )
 
-LEAST_KEYS_OF_A_ROW = 4  # for two pieces
+_KEYS_OF_A_ROW = 4  # at least, for two pieces
 
 
 def _tile(target: Target, dtype: torch.dtype, head_dim: int, rows: int, rich: bool) -> Config:
@@ -71,10 +71,9 @@ def attention(
     programs = batch * kv_heads * -(-rows // config.block_m)
     seen = min(keys, (2 * window if window else keys) + queries, (chunk or keys) + queries)  # of a window both sides
     splits = _num_splits(target, programs, seen)
-    if splits == 2 and seen < LEAST_KEYS_OF_A_ROW * queries:
-        splits = (
-            1  # a second piece writes and reads each row's sum once more, which few keys of a row do not make up for
-        )
+    # a second piece writes and reads each row's sum once more, which few keys of a row do not make up for
+    if splits == 2 and seen < _KEYS_OF_A_ROW * queries:
+        splits = 1
     _run_forward(
         q,
         k,

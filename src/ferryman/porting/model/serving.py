@@ -21,7 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
 from ferryman import ops
-from ferryman.dispatch import registry, select, state
+from ferryman.dispatch import own_limit, registry, state
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import laid, source
 from ferryman.porting.model.leaf import is_setting
@@ -37,7 +37,9 @@ _MISSING = object()
 LEFT_MEANING = {"ferryman_compiling": torch.compiler.is_dynamo_compiling, "ferryman_state": state}
 
 
-FEW_IDS = 16  # for each row of a table: of as many Inductor's own gradient waits for its atomic sums
+# Ids for each row of a table, below which its gradient is left to Inductor. Between a token table, which has less than
+# one, and T5's table of positions, which has thousands and whose gradient Inductor's atomic sums make slow; not timed.
+FEW_IDS = 16
 
 
 def left(ops_served: Iterable[str], kind: Any = None, code: Iterable[str] = (), few: str = "") -> str:
@@ -83,7 +85,7 @@ def little(x: Tensor, table: Tensor | None, *tensors: Tensor | None) -> bool:
     of ours, by more than a kernel saves (the profile's thresholds.autograd.bytes). table: of which x names rows."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # compiled, no call costs the host anything
         return False
-    limit = select.autograd_limit(x.device)
+    limit = own_limit.bytes_of(x.device)
     if limit is None:
         return False
     if table is None:

@@ -145,7 +145,8 @@ def _of_one(name: str, right: Tensor, wrong: Tensor, before: Tensor) -> Differen
     return Difference(words, size, rounding)
 
 
-_OWN_SHARE, _LESS = 1 / 16, 8
+_OWN_SHARE = 1 / 16  # of a number itself: more is no rounding of it
+_LESS = 8  # times less than `_rounding` beside the largest: what a sum of large numbers leaves
 
 
 def _number(x: Tensor) -> str:
