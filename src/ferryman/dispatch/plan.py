@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -53,7 +53,7 @@ Way = Literal["whole", "plain", "first"]
 WAYS: dict[str, Way] = {"": "whole", "_plain": "plain", "_first": "first"}
 _all_plans: list[dict[Any, Any]] = []
 _lock = threading.Lock()
-_generation = 0  # raised whenever plans are dropped: a choice that began before is not kept
+generation = 0  # raised whenever plans are dropped: a choice that began before is not kept
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,6 +128,10 @@ class Op:
         self._library = library
 
     @functools.cached_property
+    def _brief(self) -> Callable[..., Any]:
+        return resolver.brief_function(self.op, self.op.namespace)
+
+    @functools.cached_property
     def under_autograd(self) -> Callable[..., Any]:
         return runner_under_autograd(self.op)
 
@@ -142,8 +146,7 @@ class Op:
         rebuilt = self.rebuilds.get(brief, 0)
         if _TensorGuards is None or rebuilt >= MOST_REBUILDS:
             return
-        sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-        guard = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check = guard_of(tensors)
         with _lock:
             if self.plans.get(key) is not plan:
                 return  # dropped, or replaced, meanwhile
@@ -153,11 +156,11 @@ class Op:
                 self.rebuilds.clear()
             self.rebuilds[brief] = rebuilt + 1
             place = self.second if rebuilt % 2 and brief in self.hot else self.hot
-            place[brief] = (guard.check, *plan)
+            place[brief] = (check, *plan)
 
     def slow(self, args: tuple[Any, ...], way: Way) -> Any:
         """Check, choose, remember, run."""
-        op, generation, differentiate = self.op, _generation, way != "plain"
+        op, began, differentiate = self.op, generation, way != "plain"
         tensors = self._tensors(args)
         if differentiate and not all(map(torch_library.plain, tensors.values())):
             return self._library(*args)
@@ -216,7 +219,7 @@ class Op:
             if own is None and order is None and line.replayable and device.type == REPLAYED and self.guarded:
                 plan = (self.again, Young(plans, key, launch, extra, line, device), line)
             with _lock:
-                if generation == _generation:
+                if began == generation:
                     if len(plans) >= MOST_PLANS:
                         plans.clear()
                     plans[key] = plan
@@ -228,6 +231,15 @@ class Op:
     def plan_of(self, args: tuple[Any, ...], needed: bool) -> _Plan | None:
         """The plan of a call that came straight from Python, where there is one; ``needed``: a gradient is."""
         return self.plans.get(self._key(*args, needed))
+
+    def settled(self, args: tuple[Any, ...]) -> tuple[Callable[..., bool], Callable[..., Any], Any] | None:
+        """The guard of a call that just ran, what runs, and its last argument, if they stay until plans are dropped."""
+        brief, guarded = self._brief(*args)
+        for kept in (self.hot, self.second):
+            call = kept.get(brief)
+            if call is not None and call[1] is not self.again and call[0](*guarded):
+                return call[:3]
+        return None
 
     def _own(
         self,
@@ -329,11 +341,20 @@ class Op:
         return value
 
 
+def guard_of(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Whether tensors, each of them another, have the metadata of these. Of a PyTorch that has such guards."""
+    if _TensorGuards is None:
+        return lambda *given: False
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
 def drop_plans() -> None:
     """Forget every choice: settings, quarantine, lockfile or registry changed."""
-    global _generation
+    global generation
     with _lock:
-        _generation += 1
+        generation += 1
         for plans in _all_plans:
             plans.clear()
     own_limit.remembered.forget()

@@ -73,6 +73,8 @@ _HOT = """    try:
     except CompileError as error:
         return recover{of}(error, line, {args}){result}
 """
+# Around a call, what Dynamo's guard does not see
+_AROUND = ("current()", "grad_enabled()", "forward_ad._current_level")
 FIRST = "_resolve_first"  # in an op's namespace, where its first output may be asked for alone
 _EXTRA = {
     "aligned": "{arg}.data_ptr() % 16 == 0",
@@ -159,6 +161,20 @@ def source_of(op: Primitive) -> str:
     return _resolver(op, False) + (_resolver(op, True) if FIRST in op.namespace else "") + below
 
 
+def _forms(op: Primitive) -> list[tuple[str, Sequence[str]]]:
+    """(when, the arguments of the brief key): arguments that came later stand in it where they are given."""
+    if not op.added:
+        return [("", op.names)]
+    left_out = " and ".join(f"{name} is _default_{name}" for name in op.added)
+    return [(f"if {left_out}:", op.names[: -len(op.added)]), ("", op.names)]
+
+
+def facts_of(op: Primitive) -> list[str]:
+    """Expressions of what a guard of a call's tensors does not see, and of the first one's shape."""
+    scalars = [part for name in op.names if not op.types[name].startswith("Tensor") for part in _scalar(op, name)]
+    return [*_AROUND, f"{op.tensors[0]}.shape", *scalars, *_extra_facts(op)]
+
+
 def _bump(op: Primitive) -> str:
     """What autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version."""
     return f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
@@ -179,12 +195,12 @@ def _resolver(op: Primitive, first: bool) -> str:
         hot = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), **form)
         warm = f"    warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})\n"
     if guarded(op) and op.added:  # a call of before costs what it did
-        left_out = " and ".join(f"{name} is _default_{name}" for name in op.added)
-        brief, tensors = _brief(op, op.names[: -len(op.added)], extra)
+        left_out, names_before = _forms(op)[0]
+        brief, tensors = _brief(op, names_before, extra)
         short = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), **form)
-        hot = f"    if {left_out}:\n{textwrap.indent(short, '    ')}\n{hot}"
+        hot = f"    {left_out}\n{textwrap.indent(short, '    ')}\n{hot}"
         short = f"warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})"
-        warm = f"    if {left_out}:\n        {short}\n    else:\n    {warm}"
+        warm = f"    {left_out}\n        {short}\n    else:\n    {warm}"
     return _TEMPLATE.format(
         autocast=autocast,
         params=names,
@@ -202,7 +218,7 @@ def _brief(op: Primitive, names: Sequence[str], extra: list[str]) -> tuple[list[
     # The guard compares requires_grad, and not whether gradients are enabled. A model calls an op with one x and
     # weights of several shapes in turn: by both shapes each has an entry of its own.
     shapes = [f"{name}.shape" for name in op.tensors[:2] if op.types[name] == "Tensor"]
-    brief = ["current()", "grad_enabled()", "forward_ad._current_level", *shapes, *given, *extra]
+    brief = [*_AROUND, *shapes, *given, *extra]
     guarded: list[str] = []
     for i, name in enumerate(name for name in op.tensors if name in names):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.
@@ -222,3 +238,15 @@ def key_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any]
     exec(compile(source, f"<ferryman key {op.name}>", "exec"), namespace)  # noqa: S102
     key_of: Callable[..., Any] = namespace["key_of"]
     return key_of
+
+
+def brief_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """The brief key that a call's plan stands under, and the tensors that its guard compares."""
+    lines = []
+    for condition, names in _forms(op):
+        brief, tensors = _brief(op, names, _extra_facts(op))
+        lines.append(f"    {condition}{' ' if condition else ''}return ({', '.join(brief)}), ({', '.join(tensors)},)\n")
+    source = f"def brief_of({', '.join(op.names)}):\n{''.join(lines)}"
+    exec(compile(source, f"<ferryman key {op.name}>", "exec"), namespace)  # noqa: S102
+    brief_of: Callable[..., Any] = namespace["brief_of"]
+    return brief_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -285,19 +286,18 @@ def configuration_of(
         return ""
 
 
-def foremost(op: Primitive, profile: Profile) -> Implementation | None:
-    """What torch.compile may trace on a device when nothing is requested; None where calls differ.
+def traced_lines(op: Primitive, profile: Profile) -> list[Implementation]:
+    """Lines whose form torch.compile may trace on a device when nothing is requested, in the profile's order, up to the
+    first without a form that serves every call.
 
-    The first of the profile's order that serves every call, or has a traced form. Measured choices differ from call to
-    call. Those that come with the package and the cost model's do too, and are left out of it: torch.compile asks, for
-    an op that it can trace as the vendor's call, and what that saves the host is no part of them. A lockfile that the
-    user names is obeyed.
+    Measured choices that come with the package, and the cost model's, are left out of it: what a vendor's call in the
+    graph saves the host is no part of them. A lockfile that the user names is obeyed, call by call.
     """
     if lockfile.covers(op.name, profile):
-        return None
+        return []
     lines = (registry.implementation(op.name, name) for name in preferred(op, profile))
-    line = next((x for x in lines if x.traced is not None or not x.partial), None)
-    return None if line is None or registry.probe(line.backend, profile.vendor) else line
+    before = itertools.takewhile(lambda line: line.traced is not None or line.partial, lines)
+    return [x for x in before if x.traced is not None and not registry.probe(x.backend, profile.vendor)]
 
 
 def select(

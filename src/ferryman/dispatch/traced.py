@@ -75,37 +75,38 @@ def _compiled_over(op: Primitive, library: Callable[..., Any]) -> Callable[..., 
 
 
 def first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
-    """The first output alone, as torch.compile traces it: the vendor's own call, where that would be chosen."""
+    """The first output alone, as torch.compile traces it: as the first line whose traced form takes the call."""
     deterministic = torch.are_deterministic_algorithms_enabled
     loaded = {line.name: line.load_traced() for line in registry.implementations(op.name)}
-    forms = {name: form for name, form in loaded.items() if form is not None}
-    names, device_of = tuple(forms), _device(op)
+    forms = tuple({form: None for form in loaded.values() if form is not None})
+    device_of = _device(op)
 
-    def form_of(device: str) -> int:
-        """Index in ``names`` of what stands first for a device whatever the call, or -1.
+    def forms_of(device: str) -> tuple[int, ...]:
+        """Places in ``forms`` of what is tried for a device.
 
         An exported program may run on another vendor's device, so it keeps the op. Dynamo itself traces is_exporting()
         as always true in torch 2.11; what it returns is read here, outside the trace.
         """
         if torch.compiler.is_exporting():
-            return -1
-        line = select.foremost(op, select.profile_for(torch.device(device)))
-        return -1 if line is None or line.name not in forms else names.index(line.name)
+            return ()
+        lines = select.traced_lines(op, select.profile_for(torch.device(device)))
+        return tuple(dict.fromkeys(forms.index(form) for line in lines if (form := loaded.get(line.name)) is not None))
 
     def features_of(device: str) -> str:
         return " ".join(sorted(select.target_of(select.profile_for(torch.device(device))).features))
 
     # Traced as constants, as torch.compiler.assume_constant_result would have it; that imports torch._dynamo here.
-    form_of._dynamo_marked_constant = features_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    forms_of._dynamo_marked_constant = features_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def run(*args: Any) -> Any:
         device = device_of(args)
-        plain = not (state.requests or deterministic() or torch.is_autocast_enabled(device.type))
-        if plain:
-            at = form_of(str(device))
-            if at >= 0:
-                op.check(*args)
-                output = forms[names[at]](*args, features_of(str(device)))
+        if not (state.requests or deterministic() or torch.is_autocast_enabled(device.type)):
+            checked = False
+            for at in forms_of(str(device)):
+                if not checked:
+                    op.check(*args)
+                    checked = True
+                output = forms[at](*args, features_of(str(device)))
                 if output is not None:
                     return output
         return resolve(*args)[0]

@@ -11,7 +11,7 @@ import torch
 
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry, select
-from ferryman.ops.attention import arguments, flex_variants, torch_kernels, window_kernels
+from ferryman.ops.attention import arguments, flex_variants, torch_kernels, traced_forms, window_kernels
 from ferryman.porting.bench import grid
 from tests.bounded import judged
 
@@ -321,4 +321,33 @@ def test_what_is_hidden_of_much_work_is_not_traced_as_a_librarys_call(
     dtype = options.get("mask")
     mask = None if dtype is None else torch.empty(shape[2], shape[2], dtype=dtype, device="meta")
     args = (q, q, options.get("causal", False), options.get("window"), mask)
-    assert torch_kernels._hoppers_when_traced(*args) is much
+    assert traced_forms._hoppers_when_traced(*args) is much
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [(False, "triton.hopper"), (True, "triton.hopper_ordered")])
+def test_gradients_that_add_in_any_order_are_not_chosen_where_equal_bits_are_asked_for(
+    asked: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward = registry.primitive("attention_backward")
+    args = grid.on_meta(backward, registry.evidence(OP).named("B2 H28/4 Q1800 K1800 D128 causal"), torch.bfloat16)
+    with monkeypatch.context() as flag:
+        flag.setattr(torch, "are_deterministic_algorithms_enabled", lambda: asked)
+        for device in ("h100", "h200"):
+            here = profile(device)
+            line = select.select(backward, args, here, select.State({}, False), absent=True).implementation
+            assert line.name == chosen
+            named = select.State({"attention_backward": ("triton.hopper_ordered",)}, False)
+            line = select.select(backward, args, here, named, absent=True).implementation
+            assert line.name == "triton.hopper_ordered" and line.deterministic is True
+
+
+def test_the_forms_that_are_traced_are_tried_in_the_profiles_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(device: str) -> list[str]:
+        return [line.name for line in select.traced_lines(OP, profile(device))]
+
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
+    monkeypatch.setattr(registry, "probe", lambda backend, vendor: ())
+    assert names("h200") == ["torch.cudnn", "torch.flash"]
+    assert "torch.aotriton" in names("mi300x") and "torch.cpu" in names("cpu")
+    monkeypatch.setattr(select, "preferred", lambda op, here: ["triton.hopper", "triton.tiled", "torch.cudnn"])
+    assert names("h200") == []  # a line that serves every call is before it

@@ -300,11 +300,11 @@ def test_prepare_compiles_once_and_lets_dispatch_choose_anew(monkeypatch: pytest
     monkeypatch.setattr(flex_kernels, "Compiled", Standing)
     monkeypatch.setattr(registry, "implementations", lambda op: (line,))
     args = _call({"causal": True}, 200, 330)
-    before = preparing.plan._generation
+    before = preparing.plan.generation
     ready_lines = preparing.ready(OP, args, profile("cpu"))
-    assert ready_lines == (("torch.flex",), {}) and len(variants) == 1 and preparing.plan._generation == before + 1
+    assert ready_lines == (("torch.flex",), {}) and len(variants) == 1 and preparing.plan.generation == before + 1
     assert preparing.ready(OP, args, profile("cpu"))[0] == ("torch.flex",) and len(variants) == 1
-    assert preparing.plan._generation == before + 1
+    assert preparing.plan.generation == before + 1
     assert preparing.ready(OP, args, profile("cpu"), ["triton"]) == ((), {})
 
     def broken(variant: Any, given: Any) -> Any:

@@ -312,4 +312,4 @@ _OWN_OF_CUDNN = (
 )
 _NO_LSE = (absent("grad_lse"), _NORMAL, _NO_BIAS_GRADIENT)
 _ADDED: dict[str, Any] = {"roundings": ("p", "ds"), "accumulation": "split-k", "deterministic": False, "partial": True}
-_TRACED: dict[str, Any] = {"roundings": ("p", "o"), "partial": True, "traced": "attention_traced"}
+_ROUNDED: dict[str, Any] = {"roundings": ("p", "o"), "partial": True}

@@ -1,8 +1,8 @@
 """Attention's backward pass on Hopper: what goes before and after the Gluon kernels, and their launcher.
 
-One kernel for all three gradients, which multiplies 5 times where two, one for dK and dV and one for dQ, multiply 7
-times: each tile of keys adds its part of dQ to a float32 sum, in whatever order the tiles come.
-torch.use_deterministic_algorithms asks for the two kernels.
+`attention_backward_fused` has one kernel for all three gradients, which multiplies 5 times where the two of
+`attention_backward_ordered`, one for dK and dV and one for dQ, multiply 7 times: each tile of keys adds its part of dQ
+to a float32 sum, in whatever order the tiles come.
 
 Spilling, even 100 bytes a thread, costs a tenth of the speed. At D64 dQ within its own block, which waits for the other
 warpgroup's dS, is slower, and so is a third warpgroup that sums dQ; at D128 dK before dQ is. Tiles dealt in advance end
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+from typing import Any
 
 import torch
 import triton
@@ -169,7 +170,17 @@ def _together(heads: int, most: int) -> int:
     return -(-heads // -(-heads // most))
 
 
-def attention_backward(
+def attention_backward_fused(*given: Any) -> tuple[torch.Tensor, ...]:
+    """The arguments of `attention_backward`, and a Target. Two runs add to dQ in different orders."""
+    return _gradients(*given, ordered=False)
+
+
+def attention_backward_ordered(*given: Any) -> tuple[torch.Tensor, ...]:
+    """The arguments of `attention_backward`, and a Target. Two runs give the same bits."""
+    return _gradients(*given, ordered=True)
+
+
+def _gradients(
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
     q: torch.Tensor,
@@ -190,9 +201,8 @@ def attention_backward(
     dropout_seed: torch.Tensor | None,
     target: Target,
     *,
-    deterministic: bool | None = None,
+    ordered: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """deterministic: the order in which dQ is added is kept; None asks torch whether it is wanted."""
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grad_q, grad_k, grad_v = gradients(q, k, v)
@@ -204,7 +214,6 @@ def attention_backward(
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
     scale = dim**-0.5 if scale is None else scale
-    deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
     group, device = heads // kv_heads, q.device
     padded = -(-queries // _PADDING) * _PADDING
     rows_lse, rows_delta = (torch.empty((batch, heads, padded), dtype=torch.float32, device=device) for _ in range(2))
@@ -228,7 +237,7 @@ def attention_backward(
         HAS_GRAD_LSE=grad_lse is not None,
         num_warps=4,
     )
-    sums = rows_lse if deterministic else torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device)
+    sums = rows_lse if ordered else torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device)
     steps = (*over_q, *over_k, *over_v, *over_g)
     score_scale = scale * _LOG2E.value
     tiles = -(-keys // BLOCK_N.value) * batch * kv_heads
@@ -269,7 +278,7 @@ def attention_backward(
         HEAD_DIM=dim,
         BLOCK_M=_block_m(dim),
         CAUSAL=causal,
-        FUSED=not deterministic,
+        FUSED=not ordered,
         num_warps=4,
     )
     if shares > 1:
@@ -287,7 +296,7 @@ def attention_backward(
             BLOCK=1024,
             num_warps=4,
         )
-    if deterministic:
+    if ordered:
         launch(
             attention_backward_dq_hopper,
             (min(-(-queries // 128) * batch * heads, target.units),),
@@ -334,8 +343,7 @@ def attention_backward(
 
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = _HEAD_DIMS) -> list[Specialisation]:
-    """What `attention_backward` compiles: causal and full, deterministic or not, and few keys, whose query heads are
-    shared among programs."""
+    """What both compile: causal and full, and few keys, whose query heads are shared among programs."""
     kind = getattr(torch, dtype)
     dims = tuple(d for d in head_dims if d in _HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
@@ -348,5 +356,7 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = _HE
         few = (q, k[:, :1, :128], k[:, :1, :128], *options)
         for given in (form, few):
             arguments = (*backward_arguments(given, False), target)
-            calls += [functools.partial(attention_backward, *arguments, deterministic=d) for d in (False, True)]
+            calls += [
+                functools.partial(run, *arguments) for run in (attention_backward_fused, attention_backward_ordered)
+            ]
     return recorded(calls)

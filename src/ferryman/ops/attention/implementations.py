@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ferryman.ops.attention.conditions import (
     _ADDED,
     _ALL_KEYS,
@@ -28,8 +30,8 @@ from ferryman.ops.attention.conditions import (
     _OWN,
     _OWN_OF_CUDNN,
     _PLAIN,
+    _ROUNDED,
     _TILES,
-    _TRACED,
 )
 from ferryman.ops.attention.leads import (
     _BEFORE_HOPPERS,
@@ -50,6 +52,13 @@ from ferryman.ops.attention.sharing import _PACKED
 from ferryman.ops.clauses import absent, either, lacking, positive
 from ferryman.ops.menu import Implementation, menu
 
+_HOPPERS_BACKWARD: dict[str, Any] = {
+    "when": (*_ON_HOPPER, *_BACKWARD_OF_HOPPER, *_PLAIN, *_ALL_KEYS, _NUMBERED, _NO_BIAS_GRADIENT),
+    "roundings": ("p", "ds"),
+    "replayable": True,
+    "partial": True,
+}
+_FORMS = "ferryman.ops.attention.traced_forms"
 IMPLEMENTATIONS = menu(
     "ferryman.ops.attention",
     Implementation(
@@ -60,7 +69,8 @@ IMPLEMENTATIONS = menu(
         leads=_BEFORE_HOPPERS,
         differentiable="attention_cudnn_alone",
         differentiable_when=_OWN_OF_CUDNN,
-        **_TRACED,
+        traced=f"{_FORMS}:of_cudnn",
+        **_ROUNDED,
     ),
     # of one query cuDNN divides the keys, and adds the parts as they come
     Implementation(
@@ -70,7 +80,7 @@ IMPLEMENTATIONS = menu(
         when=_CUDNN_DECODE,
         leads=_READ_BY_CUDNN,
         deterministic=False,
-        **_TRACED,
+        **_ROUNDED,
     ),
     Implementation(
         op="attention",
@@ -80,11 +90,21 @@ IMPLEMENTATIONS = menu(
         leads=_FLASH_LEADS,
         differentiable="attention_with_gradient",
         differentiable_when=_OWN,
-        **_TRACED,
+        traced=f"{_FORMS}:of_flash",
+        **_ROUNDED,
     ),
-    Implementation(op="attention", name="torch.aotriton", where=":attention_flash", when=_FLASH_AMD, **_TRACED),
-    Implementation(op="attention", name="torch.efficient", where=":attention_efficient", when=_EFFICIENT, **_TRACED),
-    Implementation(op="attention", name="torch.cpu", where=":attention_cpu", when=_CPU, **_TRACED),
+    Implementation(
+        op="attention",
+        name="torch.aotriton",
+        where=":attention_flash",
+        when=_FLASH_AMD,
+        traced=f"{_FORMS}:of_flash",
+        **_ROUNDED,
+    ),
+    Implementation(op="attention", name="torch.efficient", where=":attention_efficient", when=_EFFICIENT, **_ROUNDED),
+    Implementation(
+        op="attention", name="torch.cpu", where=":attention_cpu", when=_CPU, traced=f"{_FORMS}:of_cpu", **_ROUNDED
+    ),
     Implementation(
         op="attention",
         name="torch.flex",
@@ -189,17 +209,19 @@ IMPLEMENTATIONS = menu(
         replayable=True,
         partial=True,
     ),
-    # On Hopper the tiles of keys add to dQ in the order in which they come.
+    # One kernel, whose tiles of keys add to dQ in the order in which they come; or two, which multiply 7 times for 5.
     Implementation(
         op="attention_backward",
         name="triton.hopper",
-        where="hopper_backward_kernels",
-        when=(*_ON_HOPPER, *_BACKWARD_OF_HOPPER, *_PLAIN, *_ALL_KEYS, _NUMBERED, _NO_BIAS_GRADIENT),
-        roundings=("p", "ds"),
-        deterministic="asked",
-        replayable=True,
-        reads=("deterministic",),
-        partial=True,
+        where="hopper_backward_kernels:attention_backward_fused",
+        deterministic=False,
+        **_HOPPERS_BACKWARD,
+    ),
+    Implementation(
+        op="attention_backward",
+        name="triton.hopper_ordered",
+        where="hopper_backward_kernels:attention_backward_ordered",
+        **_HOPPERS_BACKWARD,
     ),
     # RDNA3's matrix instruction wants both operands twice in registers: there it spills at any tile from D128 on.
     Implementation(

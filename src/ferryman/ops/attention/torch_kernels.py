@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.ops.attention.arguments import OF_HOPPER, hiding, like_gradients, stored_by_rows
+from ferryman.ops.attention.arguments import hiding, like_gradients, stored_by_rows
 from ferryman.ops.attention.dropout_kernels import kept_factor
 from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks, sinks_share, with_sinks
 from ferryman.ops.attention.window_kernels import last_keys
@@ -475,118 +474,6 @@ def attention_composed(
     p, kept = _probabilities(s, lse, sinks), kept_factor(q, k, dropout_p, dropout_seed)
     out = torch.matmul(p if kept is None else p * kept, _grouped(v, heads).float()).to(q.dtype)
     return _model_layout(out), lse
-
-
-_offset_fits: list[int] = []
-
-
-def _note_offset(context: Any) -> None:
-    x = context.get_local("x").as_fake()
-    _offset_fits.append(int(x.storage_offset() * x.element_size() % 16 == 0))
-
-
-def _noted_offset() -> int:
-    return _offset_fits.pop()
-
-
-_noted_offset._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _vectorised_when_traced(x: Tensor) -> bool:
-    """`_vectorised` where there is no address: strides say it, and the offset, which Dynamo gives its own code only."""
-    from torch._dynamo.comptime import comptime
-
-    words, (batch, head, row, _) = 16 // x.element_size(), x.stride()
-    comptime(_note_offset)
-    return _noted_offset() == 1 and batch % words == 0 and head % words == 0 and row % words == 0
-
-
-_LEAST, _MOST, _STEP = OF_HOPPER[0], OF_HOPPER[-1], OF_HOPPER.step  # numbers, which Dynamo reads
-_MUCH = 1 << 33  # products; computed: `triton.hopper` then saves the device more than the op costs the host
-
-
-def _hoppers_when_traced(q: Tensor, k: Tensor, causal: bool, window: int | None, mask: Tensor | None) -> bool:
-    """Whether a bool mask, or a causal window, is a matter of the op's own kernel for Hopper."""
-    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
-    hiding = causal if mask is None else mask.dtype == torch.bool
-    if not hiding or (mask is None and window is None) or queries < 128:
-        return False
-    if dim % _STEP or not _LEAST <= dim <= _MOST:
-        return False
-    return bool(batch * heads * queries * (keys if window is None else min(keys, window)) * dim >= _MUCH)
-
-
-def attention_traced(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: int | None,
-    softcap: float,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    key_range: Tensor | None,
-    chunk: int | None,
-    dropout_p: float,
-    dropout_seed: Tensor | None,
-    features: str,
-) -> Tensor | None:
-    """`attention`'s output as one ATen call that autograd and Inductor know; None where only the whole kernel will do.
-
-    A decoder layer of 512 tokens is bound by the host on an H200: the opaque op costs 63 us of it, this call 16.
-    """
-    heads, sq, head_dim = q.shape[1:]
-    window, chunk = hiding(q, k, causal, window, key_range, chunk)
-    needs_mask = causal and sq != 1
-    empty = sq == 0 or k.shape[2] == 0 or q.shape[0] * heads == 0
-    if empty or softcap or (needs_mask and (mask is not None or sq != k.shape[2])):
-        return None
-    if sinks is not None or key_range is not None or chunk is not None or dropout_p or v.shape[3] > head_dim:
-        return None
-    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
-        return None
-    factor, width = head_dim**-0.5 if scale is None else scale, v.shape[3]
-    by_cudnn = _takes_cudnn(q, features.split())
-    learns = mask is not None and mask.requires_grad
-    saved = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or learns)
-    if by_cudnn and not saved and width == head_dim and _hoppers_when_traced(q, k, causal, window, mask):
-        return None
-    if window is not None:  # FlashAttention-2 skips what it hides; of as many queries as keys each sees a key
-        if not by_cudnn or mask is not None or sq != k.shape[2] or width != head_dim:
-            return None
-        if not all(map(_vectorised_when_traced, (q, k, v))):
-            return None
-        left, right = _window_sides(window, causal)
-        rows = (x.transpose(1, 2) for x in (q, k, v))
-        got = aten._flash_attention_forward(
-            *rows, None, None, sq, sq, 0.0, causal, False, scale=factor, window_size_left=left, window_size_right=right
-        )
-        return got[0].transpose(1, 2)
-    v = _as_wide(v, _words_of(width) if by_cudnn else head_dim)
-    if q.is_cpu and q.dtype == torch.float32 and mask is None:
-        keys, values = _grouped(k, heads), _grouped(v, heads)
-        got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, needs_mask, scale=factor)
-    elif not q.is_cuda or q.dtype == torch.float32 or head_dim % 8 or not all(map(_vectorised_when_traced, (q, k, v))):
-        return None
-    elif by_cudnn:
-        bias = None
-        if mask is not None:
-            # the backward of a row that sees nothing is the op's own; cuDNN reads rows of 16 bytes, in q's dtype
-            if saved or k.shape[2] * q.element_size() % 16 or mask.dtype not in (torch.bool, q.dtype):
-                return None
-            hidden = torch.where(mask, 0.0, -math.inf).to(q.dtype) if mask.dtype == torch.bool else mask
-            bias = hidden.expand(q.shape[0], heads, sq, k.shape[2])
-        got = aten._scaled_dot_product_cudnn_attention(q, k, v, bias, saved, 0.0, needs_mask, False, scale=factor)
-    elif mask is not None:
-        return None
-    else:
-        got = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, needs_mask, False, scale=factor)
-    out = _model_layout(_cut(got[0], width))
-    if mask is None:
-        return out
-    seen = (mask if mask.dtype == torch.bool else mask != -math.inf).any(-1, keepdim=True)
-    return torch.where(seen, out, 0.0)
 
 
 def _nothing(q: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from torch import Tensor
 from ferryman.dispatch import state
 from ferryman.porting.model import source
 from ferryman.porting.model.proof import prove
-from ferryman.porting.model.serving import attempt, little
+from ferryman.porting.model.repeated import Served
+from ferryman.porting.model.serving import little
 from ferryman.porting.model.sums import alias, sum_of, terms_of
 from ferryman.porting.model.trees import copied
 
@@ -85,17 +86,21 @@ def unaltered(module: Any, home: str) -> bool:
     return getattr(module, home) is type(module) and source.untouched(module)
 
 
-def method(
-    before: Sequence[str], asked: str, expression: str, parameter: str, known: Mapping[str, Any]
-) -> types.FunctionType:
+def method(body: Served, parameter: str, known: Mapping[str, Any]) -> types.FunctionType:
     """The method of a ported norm at `ATTRIBUTE`; calls for which its role does not hold go to the norm itself."""
-    lines = [*([] if parameter == "x" else [f"{parameter} = x"]), *before, f"if {asked}:", *attempt(expression)]
+    lines, names_in_it = body.lines(f"{ATTRIBUTE}_apart(self, x, addend)")
+    lines = [*([] if parameter == "x" else [f"{parameter} = x"]), *lines]
     text = f"def {ATTRIBUTE}(self, x, addend):\n" + "".join(f"    {line}\n" for line in lines)
-    text += "    total = x + addend\n    return self(total), total\n"
-    namespace = dict(known)
+    text += f"    return {ATTRIBUTE}_apart(self, x, addend)\n"
+    namespace = {**known, **names_in_it, f"{ATTRIBUTE}_apart": _apart}
     exec(compile(text, "<ferryman added>", "exec"), namespace)  # noqa: S102 - our own text, their identifiers
     function: types.FunctionType = namespace[ATTRIBUTE]
     return function
+
+
+def _apart(module: Any, x: Tensor, addend: Tensor) -> tuple[Any, Tensor]:
+    total = x + addend
+    return module(total), total
 
 
 def proven(

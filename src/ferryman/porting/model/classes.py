@@ -13,6 +13,7 @@ from ferryman.porting.model import adding, gating, recognise, rewrite, serving, 
 from ferryman.porting.model.leaf import class_code
 from ferryman.porting.model.part import NONE, Parted
 from ferryman.porting.model.recognise import Role
+from ferryman.porting.model.repeated import ATTRIBUTE
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _class_of(original: Any, recipe: Recipe, code: Any) -> type[nn.Module]:
 
 def _taking_addition(role: Role, original: Any) -> Any:
     meaning = serving.known(original, role.guards, role.code, role.reads)
-    return adding.method(*role.serving(original, role.added, ("x", "addend")), role.parameters[0], meaning)
+    return adding.method(role.serving(original, role.added, ("x", "addend")), role.parameters[0], meaning)
 
 
 def is_ported(module: nn.Module) -> bool:
@@ -118,10 +119,10 @@ def _shown(self: Any) -> str:
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
     """Pickle by the original's name: a class made at run time has none that another process could import. Where that
     class has other code than what was proven, it is the original's."""
-    role = self.ferryman_recipe.role
+    role, own = self.ferryman_recipe.role, {n: v for n, v in self.__dict__.items() if n != ATTRIBUTE}
     if role is not None and not (self.ferryman_current() and all(read.current() for read in role.reads)):
-        return _again, (self.ferryman_original,), self.__dict__
-    return _rebuild, (self.ferryman_original, self.ferryman_recipe), self.__dict__
+        return _again, (self.ferryman_original,), own
+    return _rebuild, (self.ferryman_original, self.ferryman_recipe), own
 
 
 def _again(original: Any) -> nn.Module:

@@ -35,6 +35,7 @@ from ferryman.porting.model.leaf import (
 )
 from ferryman.porting.model.module_proof import Runs, prove, refuted, takes_addition
 from ferryman.porting.model.proof import First, Proof
+from ferryman.porting.model.repeated import Served
 from ferryman.porting.model.trace import Read, Trace, Unproven
 from ferryman.porting.model.twin import dimensions, left_out, narrowed, original, own_numbers, shaped, tensors_of
 
@@ -94,11 +95,11 @@ class Role:
             read=frozenset(own & read),
         )
 
-    def serving(self, kind: Any, expression: str, inputs: tuple[str, ...]) -> tuple[list[str], str, str]:
-        """`serving.condition` of one of its expressions, for modules of a class."""
+    def serving(self, kind: Any, expression: str, inputs: tuple[str, ...]) -> Served:
+        """`serving.served` of one of its expressions, for modules of a class."""
         current, _ = source.still(kind, self.code)
         current += [read.test(i) for i, read in enumerate(self.reads)]
-        return serving.condition(current, self.tests, self.guards, self.tensors, self.absent, inputs, expression)
+        return serving.served(current, self.tests, self.guards, self.tensors, self.absent, inputs, expression)
 
 
 @dataclass(frozen=True)
@@ -378,15 +379,15 @@ def no_gradient(tensors: Sequence[str]) -> str:
 
 def role_forward(role: Role, kind: Any, served: Any = None) -> types.FunctionType:
     """The forward of a module with a proven role; ``served``, or what its class has then, serves the other calls."""
-    before, asked, expression = role.serving(kind, role.expression, role.inputs)
+    body = role.serving(kind, role.expression, role.inputs)
     meaning = serving.known(kind, role.guards, role.code, role.reads)
     few = ""
     if len(role.tensors) == 1:
         few = f"{role.parameters[0]}.numel() < {serving.FEW_IDS} * len(self.{role.tensors[0]})"
     left = serving.left([role.op], kind, role.code, few)
     if role.alone:
-        asked = f"{asked} and (ferryman_compiling() or not {role.alone})"
-    return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, kind, served, left)
+        body = replace(body, tests=(*body.tests, f"(ferryman_compiling() or not {role.alone})"))
+    return serving.forward(body, role.parameters, role.inputs, meaning, kind, served, left)
 
 
 __all__ = ["Refusal", "Role", "leaf_of", "original", "own_numbers", "replace", "role_forward", "role_of"]

@@ -25,6 +25,7 @@ from ferryman.dispatch import own_limit, registry, state
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import laid, source
 from ferryman.porting.model.leaf import is_setting
+from ferryman.porting.model.repeated import Served
 from ferryman.porting.model.scalars import holds
 from ferryman.porting.model.source import same
 from ferryman.porting.model.trace import Read, meaning
@@ -99,7 +100,7 @@ def little(x: Tensor, table: Tensor | None, *tensors: Tensor | None) -> bool:
     return wanted and read <= limit
 
 
-def condition(
+def served(
     current: Sequence[str],
     tests: Sequence[str],
     guards: Sequence[tuple[str, bool]],
@@ -107,8 +108,8 @@ def condition(
     absent: Sequence[str],
     inputs: Sequence[str],
     expression: str,
-) -> tuple[list[str], str, str]:
-    """(statements before, the condition for the role to hold, the expression), with each tensor of ``self`` read once.
+) -> Served:
+    """An expression, with what must hold for the role to hold, where each tensor of ``self`` is read once.
 
     current: tests that the class's code is the one that was proven. A tensor that is no parameter is a buffer, or
     computed, as by `torch.nn.utils.weight_norm`'s hook: an attribute.
@@ -125,7 +126,8 @@ def condition(
     def read(text: str) -> str:
         return re.sub(r"\bself\.(\w+)\b", lambda m: own.get(m[1], m[0]), text)
 
-    return before, " and ".join([*current, *map(read, asked)]) or "True", read(expression)
+    names = frozenset((*inputs, *own.values()))
+    return Served(tuple(before), tuple(current), tuple(map(read, asked)), read(expression), names)
 
 
 def known(
@@ -151,24 +153,24 @@ def known(
 
 
 def forward(
-    before: Sequence[str],
-    asked: str,
-    expression: str,
+    body: Served,
     parameters: Sequence[str],
     inputs: Sequence[str],
     meaning: Mapping[str, Any],
     kind: Any,
-    served: Any,
+    otherwise: Any,
     left: str = "",
 ) -> types.FunctionType:
-    """A forward that gives ``expression`` where ``asked`` holds and the op takes it; ``served``, or else the one that
-    the class has then, serves the other calls, and those of which ``left`` is true (`left`)."""
+    """A forward that gives ``body`` where its tests hold and the op takes it; ``otherwise``, or else the one that the
+    class has then, serves the other calls, and those of which ``left`` is true (`left`)."""
     names, ours = ", ".join(parameters), ", ".join(inputs)
-    lines = [*([] if names == ours else [f"{ours} = {names}"]), *before, f"if {asked}:", *attempt(expression)]
+    other = f"{'ferryman_kind.forward' if otherwise is None else 'ferryman_served'}(self, {names}, *rest, **more)"
+    lines, names_in_it = body.lines(other)
+    lines = [*([] if names == ours else [f"{ours} = {names}"]), *lines]
     own = next(iter(inspect.signature(kind.forward).parameters), "self")  # what guards call the module
     if own != "self" and own.isidentifier():
         lines.insert(0, f"{own} = self")
-    signature = inspect.signature(kind.forward if served is None else served)
+    signature = inspect.signature(kind.forward if otherwise is None else otherwise)
     may = signature.parameters  # be left out
     declared = ", ".join(
         n if n not in may or may[n].default is inspect.Parameter.empty else f"{n}=None" for n in parameters
@@ -176,9 +178,8 @@ def forward(
     text = f"def forward(self, {declared}, *rest, **more):\n"
     text += f"    if not rest and not more{left and f' and not ({left})'}:\n"
     text += "".join(f"        {line}\n" for line in lines)
-    otherwise = "ferryman_kind.forward" if served is None else "ferryman_served"
-    text += f"    return {otherwise}(self, {names}, *rest, **more)\n"
-    namespace = {**meaning, "ferryman_served": served, **LEFT_MEANING}
+    text += f"    return {other}\n"
+    namespace = {**meaning, **names_in_it, "ferryman_served": otherwise, **LEFT_MEANING}
     exec(compile(text, "<ferryman forward>", "exec"), namespace)  # noqa: S102 - our own text, their identifiers
     function: types.FunctionType = namespace["forward"]
     function.__signature__ = signature  # type: ignore[attr-defined]  # libraries read it
