@@ -41,6 +41,7 @@ MODELS = (
     ("h200/whole_models-eager", "eager"),
     ("h200/whole_models-eager-second", "eager"),
     ("h200/whole_models-compiled", "compiled"),
+    ("h200/whole_models-compiled-second", "compiled"),
     ("h200/whole_models-qwen3_8b", "eager"),
     ("h200/whole_models-qwen3_8b", "compiled"),
 )
