@@ -33,8 +33,8 @@ DRAWS = {
     "h100/regret-attention-fifth": "attention alone, H100",
     "h200/regret-second": "all ops, H200",
     "h200/regret-attention-fourteenth": "attention and its gradient, H200, whose lockfile has no region of it",
-    "h200/regret-attention-sixteenth": "the same, another seed, half of it",
-    "h200/regret-attention-seventeenth": "the same after four rules, another seed, whole",
+    "h200/regret-attention-seventeenth": "the same, another seed",
+    "h200/regret-attention-eighteenth": "the same with encoders, another seed; three rules came after it",
     "h200/regret-attention-encoders": "attention of encoders, forward, H200",
 }
 MODELS = (

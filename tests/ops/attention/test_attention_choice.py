@@ -22,6 +22,13 @@ OP = registry.primitive("attention")
     ("name", "chosen", "source"),
     [
         # few tiles and many keys: FlashAttention divides the keys
+        ("B9 H32/4 Q73 K4701 D80 causal range", "triton.hopper", "menu"),
+        ("B6 H32/4 Q8 K5576 D112 causal range", "triton.packed", "menu"),
+        ("B15 H2/2 Q73 K11976 D128 causal chunk256", "triton.tiled", "menu"),
+        ("B5 H64/4 Q30 K2748 D96 causal chunk256", "triton.packed", "menu"),
+        ("B3 H64/8 Q2425 K2425 D64 causal dropout", "triton.tiled", "profile"),
+        ("B20 H20/20 Q1542 K1542 D80 dropout", "triton.packed", "menu"),
+        ("B3 H20/20 Q2809 K2809 D32 sinks", "triton.packed", "menu"),
         ("B2 H14/2 Q43 K2537 D96 sinks", "triton.packed", "menu"),
         ("B9 H1/1 Q39 K10364 D192", "triton.packed", "menu"),
         ("B2 H2/1 Q188 K9756 D112", "triton.packed", "menu"),

@@ -33,6 +33,12 @@ def _keys(view: View) -> int:
     return int(view.args["k"].shape[2])
 
 
+def _keys_before(view: View) -> int:
+    """Keys that a query can see, of those that a window or a chunk leaves."""
+    sides = [view.args[name] for name in ("window", "chunk") if view.args[name] is not None]
+    return min([_keys(view), *map(int, sides)])
+
+
 def _group(least: int) -> Clause:
     return Clause(
         f"at least {least} query heads for each key head",
@@ -48,6 +54,15 @@ def _queries_at_most(name: str) -> Clause:
 
 def _keys_at_least(name: str) -> Clause:
     return threshold(f"attention.packed.{name}", "keys", ("k.shape",), _keys)
+
+
+# Each tile of a head's rows reads the keys of a range again, and other lines have larger tiles.
+_FEW_OF_A_RANGE = either(
+    absent("key_range"),
+    threshold(
+        "attention.packed.ranged", "rows of queries for a key head", ("q.shape", "k.shape"), _rows_of_a_head, most=True
+    ),
+)
 
 
 def _width_at_most(name: str) -> Clause:
@@ -102,7 +117,6 @@ _ODD = Clause("an odd number of tiles of 64 rows", ("q.shape",), _tiles_of_a_hea
 _SMALL_TILES = both(
     *_PLAIN,
     *_ALL_KEYS,
-    absent("sinks"),
     _NO_DROPOUT,
     Clause(
         "as many queries and heads of queries as of keys",
@@ -112,20 +126,22 @@ _SMALL_TILES = both(
     ),
     either(
         both(_width_at_most("narrowest"), _keys_at_most("keys_of_narrowest")),
-        both(_queries_at_most("one_tile"), unless(_WIDE)),
+        both(absent("sinks"), _queries_at_most("one_tile"), unless(_WIDE)),
         both(
+            absent("sinks"),
             at_most("q.shape[3]", 64),
             _keys_at_most("alone"),
             either(_tiles_at_most("wave"), both(_ODD, _tiles_at_most("waves"))),
         ),
         both(
+            absent("sinks"),
             at_most("q.shape[3]", 127),
             _ODD,
             unless(_queries_at_most("one_tile")),
             _keys_at_most("alone_wide"),
             _tiles_at_most("wide_wave"),
         ),
-        both(one_of("q.shape[3]", 128), _keys_at_most("alone_widest"), _tiles_at_most("widest_wave")),
+        both(absent("sinks"), one_of("q.shape[3]", 128), _keys_at_most("alone_widest"), _tiles_at_most("widest_wave")),
     ),
 )
 _LITTLE_CACHE = threshold(
@@ -141,15 +157,20 @@ def _rows_shared(name: str, *, most: bool) -> Clause:
 # Where few tiles would leave most units idle, the keys are divided.
 _KEYS_SHARED = both(
     threshold(
-        "attention.packed.each", "keys for each query", ("q.shape", "k.shape"), lambda v: _keys(v) / max(1, _queries(v))
+        "attention.packed.each",
+        "keys for each query that it can see",
+        ("q.shape", "k.shape", "window", "chunk"),
+        lambda v: _keys_before(v) / max(1, _queries(v)),
     ),
     either(
         both(absent("mask"), _rows_shared("idle", most=True), _keys_at_least("divided")),
         both(_rows_shared("idle_masked", most=True), _queries_at_most("queries_of_many"), _keys_at_least("masked")),
     ),
 )
-# The other kernel with dropout has larger tiles, whose programs hold their random numbers, too.
+# The other kernel with dropout has larger tiles, whose programs hold their random numbers, too. Of narrow heads they
+# hold both.
 _DROPS = both(
+    unless(at_most("q.shape[3]", 64)),
     Clause("dropout", ("dropout_p",), lambda view: view.args["dropout_p"], lambda p: p > 0),
     absent("mask"),
     _rows_shared("dropping", most=False),
@@ -161,5 +182,5 @@ _PACKED = both(
     dtypes("q", torch.float16, torch.bfloat16),
     _TILES,
     unless(_MAY_BE_HIDDEN),
-    either(_HEADS_SHARE, _TILES_SHARE, _KEYS_SHARED, _DROPS, _SMALL_TILES),
+    either(both(_FEW_OF_A_RANGE, either(_HEADS_SHARE, _TILES_SHARE, _KEYS_SHARED)), _DROPS, _SMALL_TILES),
 )
