@@ -24,6 +24,7 @@ OP = registry.primitive("attention")
         # few tiles and many keys: FlashAttention divides the keys
         ("B9 H32/4 Q73 K4701 D80 causal range", "triton.hopper", "menu"),
         ("B6 H32/4 Q8 K5576 D112 causal range", "triton.packed", "menu"),
+        ("B4 H16/4 Q68 K68 D128 causal range", "triton.packed", "menu"),
         ("B15 H2/2 Q73 K11976 D128 causal chunk256", "triton.tiled", "menu"),
         ("B5 H64/4 Q30 K2748 D96 causal chunk256", "triton.packed", "menu"),
         ("B3 H64/8 Q2425 K2425 D64 causal dropout", "triton.tiled", "profile"),

@@ -56,15 +56,6 @@ def _keys_at_least(name: str) -> Clause:
     return threshold(f"attention.packed.{name}", "keys", ("k.shape",), _keys)
 
 
-# Each tile of a head's rows reads the keys of a range again, and other lines have larger tiles.
-_FEW_OF_A_RANGE = either(
-    absent("key_range"),
-    threshold(
-        "attention.packed.ranged", "rows of queries for a key head", ("q.shape", "k.shape"), _rows_of_a_head, most=True
-    ),
-)
-
-
 def _width_at_most(name: str) -> Clause:
     return threshold(f"attention.packed.{name}", "head size", ("q.shape",), lambda v: v.args["q"].shape[3], most=True)
 
@@ -108,6 +99,16 @@ def _keys_at_most(name: str) -> Clause:
 
 def _tiles_at_most(name: str) -> Clause:
     return threshold(f"attention.packed.{name}", "tiles of 64 rows, of all heads", ("q.shape",), _tiles, most=True)
+
+
+# Each tile of a head's rows reads the keys of a range again, and of many keys other lines' larger tiles read them less.
+_FEW_OF_A_RANGE = either(
+    absent("key_range"),
+    _keys_at_most("keys_of_range"),
+    threshold(
+        "attention.packed.ranged", "rows of queries for a key head", ("q.shape", "k.shape"), _rows_of_a_head, most=True
+    ),
+)
 
 
 _ODD = Clause("an odd number of tiles of 64 rows", ("q.shape",), _tiles_of_a_head, lambda tiles: tiles % 2 == 1)
