@@ -29,9 +29,9 @@ class Implementation:
     launches follows from the call's facts alone (metadata, scalars, the target, alignment, and what ``reads`` names:
     tf32, deterministic), so dispatch may repeat the launches without the launcher.
     traced, configurations: a function of the same module, or "package.module:function". ``traced`` is what
-    torch.compile traces where this implementation would be chosen: the op's first output through differentiable ATen
-    calls, or None where it has no such form for a call; called with the arguments and the device's features as one
-    string.
+    torch.compile traces: the op's first output through differentiable ATen calls, or None for a call that is not its
+    own; called with the arguments and the device's features as one string. Lines are tried in the profile's order, to
+    the first without such a form that serves every call.
     differentiable: such a function, too, on an accelerator: PyTorch's own call with the op's results, which autograd
     knows. It runs in the place of the launcher where no gradient is needed, and of the launcher and a Function around
     it where a line of the same name would be chosen for the backward; it takes the launcher's arguments. Where a

@@ -19,6 +19,7 @@ from ferryman.errors import PortError
 from ferryman.porting.model import rewrite, source, uses
 from ferryman.porting.model.classes import is_ported, original_of, ported_class
 from ferryman.porting.model.proof import alone
+from ferryman.porting.model.repeated import ATTRIBUTE
 from ferryman.porting.model.sites import (
     Attribute,
     Interface,
@@ -149,5 +150,6 @@ def unport(model: nn.Module) -> None:
         again = source.own_forward(module) or (id(module) in bound and "forward" not in module.__dict__)
         if is_ported(module):
             module.__class__ = original_of(module)
+            module.__dict__.pop(ATTRIBUTE, None)
         if again:
             module.__dict__["forward"] = types.MethodType(type(module).forward, module)

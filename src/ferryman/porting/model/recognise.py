@@ -386,7 +386,7 @@ def role_forward(role: Role, kind: Any, served: Any = None) -> types.FunctionTyp
         few = f"{role.parameters[0]}.numel() < {serving.FEW_IDS} * len(self.{role.tensors[0]})"
     left = serving.left([role.op], kind, role.code, few)
     if role.alone:
-        body = replace(body, tests=(*body.tests, f"(ferryman_compiling() or not {role.alone})"))
+        body = replace(body, little=role.alone)
     return serving.forward(body, role.parameters, role.inputs, meaning, kind, served, left)
 
 

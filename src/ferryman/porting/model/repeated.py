@@ -1,4 +1,4 @@
-"""The lines of a served forward that run a call of before again, without its tests and without the op's look-up.
+"""What a served forward does in a call like one of before: it runs what served that one, without tests and look-up.
 
 The guard of such a call compares each tensor's type, dtype, device, sizes, strides and whether it asks for a gradient:
 what tests of these alone said then holds now. What a test reads beside them is asked again.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,36 +25,39 @@ ATTRIBUTE = "_ferryman_calls"  # of a ported module's instance
 @dataclass(frozen=True)
 class Served:
     """Code of a forward that an op serves: what stands before; tests, of which ``current`` are those that the module's
-    code is what it was; the op's call. tensors: the names that tensors have in them."""
+    code is what it was; the op's call. little: a test that the module's own code is quicker; "": it never is."""
 
     before: tuple[str, ...]
     current: tuple[str, ...]
     tests: tuple[str, ...]
     expression: str
-    tensors: frozenset[str]
+    little: str = ""
 
     def lines(self, otherwise: str) -> tuple[list[str], dict[str, Any]]:
         """Lines that return what the op gives where the tests hold and it takes the call; and what their names mean.
-        otherwise: what is returned else, by lines after these."""
-        first, last, left, meaning = self._again(otherwise)
-        asked = " and ".join((*self.current, *self.tests)) or "True"
+        otherwise: what lines after these return."""
+        again = self._again(otherwise)
         tried = ["try:", f"    ferryman_result = {self.expression}", "except ferryman_refused:", "    pass", "else:"]
-        tried += [f"    {line}" for line in (*last, "return ferryman_result")]
-        return [*self.before, *first, f"if {asked}:", *(f"    {line}" for line in tried), *left], meaning
+        tried += [f"    {line}" for line in (*again.keep, "return ferryman_result")]
+        if self.little:
+            tried = [f"if ferryman_compiling() or not {self.little}:", *(f"    {line}" for line in tried)]
+        asked = " and ".join((*self.current, *self.tests)) or "True"
+        lines = [*self.before, *again.run, f"if {asked}:", *(f"    {line}" for line in (*tried, *again.leave))]
+        return lines, again.meaning
 
-    def _again(self, otherwise: str) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
-        """Lines that return the result of a call of before; that keep one; and that keep one which is left to other
-        code. None where the expression is no plain call of an op whose calls can be kept."""
+    def _again(self, otherwise: str) -> _Again:
         call, condition = _call_of(self.expression)
         if call is None or not kept.may(call.op):
-            return [], [], [], {}
+            return _Again()
         op, names = call.op, _Names(call)
         key = [repr(op.name), "ferryman_plans.generation", *map(names.of, kept.facts_of(op))]
+        compared = [names.of(n) for n in op.tensors if call.given[n] != "None"]
         guard = ", ".join(names.of(f"no_{n}" if call.given[n] == "None" else n) for n in op.tensors)
         arguments = ", ".join(map(names.of, op.names))
-        lasting = [*self.current, *(test for test in self.tests if not _seen(test, self.tensors))]
+        seen = frozenset((*compared, *(call.given[n] for n in op.tensors)))
+        lasting = [*self.current, *(test for test in self.tests if not _seen(test, seen))]
         asked = " and ".join(["ferryman_call is not None", *lasting, f"ferryman_call[0]({guard})"])
-        first = [
+        run = [
             "ferryman_key = None",
             "if not ferryman_compiling():",
             f"    ferryman_calls = self.__dict__.get({ATTRIBUTE!r})",
@@ -63,22 +66,23 @@ class Served:
             *(f"        {names.own[n]} = {call.given[n]}" for n in names.own),
             f"        ferryman_key = ({', '.join(key)})",
             "        ferryman_call = ferryman_calls.get(ferryman_key)",
-            "    except (AttributeError, TypeError):",  # what is no tensor, sizes that are symbols
+            # what is no tensor, sizes that are symbols, a nested tensor, which has no sizes
+            "    except (AttributeError, TypeError, RuntimeError):",
             "        ferryman_key = ferryman_call = None",
             f"    if {asked}:",
             f"        if ferryman_call[1] is None: return {otherwise}",
             "        try:",
             f"            return ferryman_call[1]({arguments}, ferryman_call[2])",
-            "        except ferryman_unbuilt:",  # the op chooses again
+            "        except (ferryman_unbuilt, ferryman_refused):",  # the op itself says so below
             "            pass",
         ]
-        last = [
+        held = f"self.__dict__[{ATTRIBUTE!r}] = ferryman_calls"
+        keep = [
             f"if {' and '.join(['ferryman_key is not None', *condition])}:",
-            f"    self.__dict__[{ATTRIBUTE!r}] = ferryman_calls",
+            f"    {held}",
             f"    ferryman_calls.keep(ferryman_called, ferryman_key, ({arguments},))",
         ]
-        left = [f"if {' and '.join(['ferryman_key is not None', *lasting])}:"]
-        left += [f"    self.__dict__[{ATTRIBUTE!r}] = ferryman_calls; ferryman_calls.leave(ferryman_key, {guard})"]
+        leave = ["if ferryman_key is not None:", f"    {held}", f"    ferryman_calls.leave(ferryman_key, {guard})"]
         meaning = {
             "ferryman_compiling": torch.compiler.is_dynamo_compiling,
             "ferryman_new_calls": kept.Calls,
@@ -86,7 +90,18 @@ class Served:
             "ferryman_unbuilt": CompileError,
             "ferryman_called": op,
         }
-        return first, last, left, meaning | names.meaning
+        return _Again(run, keep, leave, meaning | names.meaning)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Lines that return the result of a call of before; that keep one which the op served; that keep one which the
+    module's own code does. None where the expression is no plain call of an op whose calls can be kept."""
+
+    run: list[str] = field(default_factory=list)
+    keep: list[str] = field(default_factory=list)
+    leave: list[str] = field(default_factory=list)
+    meaning: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,19 +163,33 @@ class _Names(ast.NodeTransformer):
 
 
 _FIXED = ("None", "True", "False")
-# What a guard sees of a tensor, and what is certain of a call that ran
-_SEEN = frozenset(("dtype", "itemsize", "is_floating_point", "shape", "ndim", "device", "requires_grad"))
-_CERTAIN = frozenset(("type", "ferryman_plain", "ferryman_little", "ferryman_compiling", "torch.is_grad_enabled"))
+# What a guard compares of a tensor; and functions of that alone, or of what stands in a call's key
+_COMPARED = frozenset(("dtype", "shape", "ndim", "device", "requires_grad"))
+_OF_THESE = frozenset(("itemsize", "is_floating_point"))  # of a dtype
+_CALLED = frozenset(("type", "torch.is_grad_enabled"))
 
 
 def _seen(test: str, tensors: frozenset[str]) -> bool:
     """Whether a test reads nothing but what a guard of these tensors compares, and what stands in a call's key."""
-    tree = ast.parse(test, mode="eval")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) not in _CERTAIN:
-            return False
-        if isinstance(node, ast.Attribute) and not (node.attr in _SEEN or ast.unparse(node.value) == "torch"):
-            return False
-        if isinstance(node, ast.Name) and node.id not in tensors | {"torch"} and node.id not in _CERTAIN:
+    read: set[int] = set()  # names of tensors where only that is read of them
+    for node in ast.walk(ast.parse(test, mode="eval")):
+        if isinstance(node, ast.Call):
+            if ast.unparse(node.func) not in _CALLED or node.keywords:
+                return False
+            read |= {id(argument) for argument in (node.func, *node.args)}
+        elif isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            of_torch = text == "torch.is_grad_enabled" or isinstance(getattr(torch, node.attr, None), torch.dtype)
+            if not (node.attr in _COMPARED | _OF_THESE or (ast.unparse(node.value) == "torch" and of_torch)):
+                return False
+            read.add(id(node.value))
+        elif isinstance(node, ast.Compare):
+            alike = all(isinstance(o, ast.Is | ast.IsNot | ast.In) for o in node.ops)
+            nothing = [ast.unparse(c) in ("None", "ferryman_plain") for c in node.comparators]
+            read |= {id(side) for side in (node.left, *node.comparators)} if alike and all(nothing) else set()
+        elif isinstance(node, ast.Name):
+            if id(node) not in read or node.id not in tensors | _CALLED | {"torch", "ferryman_plain"}:
+                return False
+        elif isinstance(node, ast.Subscript | ast.NamedExpr | ast.Lambda | ast.comprehension):
             return False
     return True

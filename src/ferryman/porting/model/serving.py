@@ -25,7 +25,7 @@ from ferryman.dispatch import own_limit, registry, state
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import laid, source
 from ferryman.porting.model.leaf import is_setting
-from ferryman.porting.model.repeated import Served
+from ferryman.porting.model.repeated import ATTRIBUTE, Served
 from ferryman.porting.model.scalars import holds
 from ferryman.porting.model.source import same
 from ferryman.porting.model.trace import Read, meaning
@@ -126,8 +126,7 @@ def served(
     def read(text: str) -> str:
         return re.sub(r"\bself\.(\w+)\b", lambda m: own.get(m[1], m[0]), text)
 
-    names = frozenset((*inputs, *own.values()))
-    return Served(tuple(before), tuple(current), tuple(map(read, asked)), read(expression), names)
+    return Served(tuple(before), tuple(current), tuple(map(read, asked)), read(expression))
 
 
 def known(
@@ -206,11 +205,13 @@ def ending(
         before = self.__dict__.get(name, _MISSING)
         if (asked(self, name) and not _alike(before, value)) or (name in read and type(before) is not type(value)):
             self.__class__ = back(type(self))
+            self.__dict__.pop(ATTRIBUTE, None)
         original.__setattr__(self, name, value)
 
     def __delattr__(self: nn.Module, name: str) -> None:  # noqa: N807
         if asked(self, name) or name in read:
             self.__class__ = back(type(self))
+            self.__dict__.pop(ATTRIBUTE, None)
         original.__delattr__(self, name)
 
     return {"__setattr__": __setattr__, "__delattr__": __delattr__}
