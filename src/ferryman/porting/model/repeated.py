@@ -76,13 +76,13 @@ class Served:
             "        except (ferryman_unbuilt, ferryman_refused):",  # the op itself says so below
             "            pass",
         ]
-        held = f"self.__dict__[{ATTRIBUTE!r}] = ferryman_calls"
+        storing = f"self.__dict__[{ATTRIBUTE!r}] = ferryman_calls"
         keep = [
             f"if {' and '.join(['ferryman_key is not None', *condition])}:",
-            f"    {held}",
+            f"    {storing}",
             f"    ferryman_calls.keep(ferryman_called, ferryman_key, ({arguments},))",
         ]
-        leave = ["if ferryman_key is not None:", f"    {held}", f"    ferryman_calls.leave(ferryman_key, {guard})"]
+        leave = ["if ferryman_key is not None:", f"    {storing}", f"    ferryman_calls.leave(ferryman_key, {guard})"]
         meaning = {
             "ferryman_compiling": torch.compiler.is_dynamo_compiling,
             "ferryman_new_calls": kept.Calls,
