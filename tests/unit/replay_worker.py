@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 
 from ferryman.backends import replay, simt_runtime
 from ferryman.backends.base import Target
+from ferryman.backends.replay_record import NotReplayable
 from ferryman.backends.simt import Unit, launcher
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, Primitive
@@ -203,19 +204,25 @@ def cases(target: Target) -> Iterator[tuple[Primitive, Any, Case]]:
 
 def judge(target: Target) -> dict[str, Any]:
     frozen_count: Counter[str] = Counter()
-    refused: dict[str, list[str]] = {}
-    wrong, direct = [], 0
+    refused: dict[str, dict[str, str]] = {}
+    wrong, direct, served = [], 0, set[str]()
     for op, line, case in cases(target):
         label = f"{op.name} {line.name} {case.name}"
         args = again(arguments(case, op, torch.bfloat16, 0, CPU).values)
         # the cases are short, and a launcher records a length like any other: lengths alone do not leave one out
         if any(c.reason(_view(op, args, target)) for c in line.when if c.facts != ("q.shape[2]",)):
             continue
+        served.add(f"{op.name} {line.name}")
         launch = registry.launcher(line)
         before = written(lambda: launch(*args, target), op, args)  # noqa: B023
         frozen = replay.freeze(launch, op.names, args, target, CPU)
         if frozen is None:
-            refused.setdefault(f"{op.name} {line.name}", []).append(case.name)
+            try:
+                replay.attempt(launch, op.names, args, target, CPU, op.name)
+            except NotReplayable as error:
+                refused.setdefault(f"{op.name} {line.name}", {})[case.name] = str(error)
+            else:
+                wrong.append([label, "no replay, and no reason", ""])
             continue
         frozen_count[f"{op.name} {line.name}"] += 1
         for given in (args, again(args), shifted(args)):
@@ -226,7 +233,7 @@ def judge(target: Target) -> dict[str, Any]:
                 wrong.append([label, repr(expected), repr(got)])
         if before != written(lambda: frozen(*args, target), op, args):  # noqa: B023
             wrong.append([label, "the first call", ""])
-    return {"frozen": frozen_count, "refused": refused, "wrong": wrong[:5], "direct": direct}
+    return {"frozen": frozen_count, "refused": refused, "wrong": wrong[:5], "direct": direct, "served": sorted(served)}
 
 
 def _view(op: Primitive, args: tuple[Any, ...], target: Target) -> Any:

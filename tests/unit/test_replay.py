@@ -42,48 +42,44 @@ def worker(vendor: str = "nvidia") -> dict[str, Any]:
     return report
 
 
+def menus() -> Iterator[Implementation]:
+    for op in registry.primitives():
+        yield from registry.implementations(op)
+
+
 @pytest.mark.parametrize(("vendor", "simt"), [("nvidia", "cuda"), ("amd", "hip")])
 def test_every_replay_launches_what_its_launcher_does(vendor: str, simt: str) -> None:
     """Same specialisations, grids and arguments, for fresh, aligned and unaligned tensors; same results returned."""
     judged = worker(vendor)["judged"]
     assert judged["wrong"] == []
-    lines = {
-        f"{op} {line.name}"
-        for op in registry.primitives()
-        for line in registry.implementations(op)
-        if line.replayable and line.backend in ("triton", simt) and (vendor, line.name) != ("amd", "triton.hopper")
-    }
-    assert set(judged["frozen"]) == lines and len(lines) >= 27
+    lines = {f"{line.op} {line.name}" for line in menus() if line.replayable and line.backend in ("triton", simt)}
+    hoppers = {f"{line.op} {line.name}" for line in menus() if any("wgmma" in clause.text for clause in line.when)}
+    served = set(judged["served"])
+    assert set(judged["frozen"]) == served and lines - served <= (hoppers if vendor == "amd" else set())
+    assert len(served) >= 27 and served <= lines
     # past the Python part of Triton's launcher for NVIDIA, whose C function is known
     assert judged["direct"] > 1000 if vendor == "nvidia" else judged["direct"] == 0
 
 
-def test_only_launchers_that_fill_sum_or_copy_back_are_left_as_they_are() -> None:
-    refused = {case for cases in worker()["judged"]["refused"].values() for case in cases}
-    with_bias = {"ragged", "one_column", "three_dims", "exact_integers_ragged", "exact_ties", "exact_few"}
-    copied_back = {"layout_last", "saved_last", "strided_last"}  # what a mutating op cannot write where it lies
-    filled = {
-        "empty_rows",
-        "empty",
-        "depth_zero",
-        "no_keys",
-        "no_columns",
-        "empty_batch",
-        "no_channels",
-        "no_key",
-        "no_value",
-    }
-    filled |= {"empty_length", "no_state", "no_head_dim"}  # of the scans' gradients
-    filled |= {f"{case}_{order}" for case in ("empty_rows", "no_columns") for order in ("norm", "gate")}
-    backward = cases_of(registry.primitive("attention_backward"))
-    summed = {case.name for case in backward if case.args.get("sinks") is not None}  # their gradient
-    assert refused - summed == filled | with_bias | copied_back
-    refusing = {line for line, cases in worker()["judged"]["refused"].items() if set(cases) & (summed - filled)}
-    assert all(line.startswith("attention") for line in refusing), refusing
-    refusing = {line for line, cases in worker()["judged"]["refused"].items() if set(cases) & copied_back}
-    mutating = {op.name for op in registry.primitives().values() if op.mutates}
-    # linear_backward sums the bias's gradient
-    assert {line.partition(" ")[0] for line in refusing} <= {*mutating, "linear_backward"} and refusing
+FILL = {f"a call of TensorBase.{name}" for name in ("zero_", "fill_", "new_zeros")}
+COPY = {"a call of TensorBase.copy_", "a call of TensorBase.clone", "a copy of something that is no argument"}
+SUM = {"a call of TensorBase.sum": "linear_backward", "a call of TensorBase.float": "attention_backward"}
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_only_launchers_that_fill_sum_or_copy_are_left_as_they_are(vendor: str) -> None:
+    """Results of nothing are filled; gradients of a bias and of sinks are summed; what a kernel cannot read, or write
+    where it lies, is copied. Most calls of each line are replayed."""
+    judged = worker(vendor)["judged"]
+    assert judged["refused"]
+    for line, cases in judged["refused"].items():
+        op = line.partition(" ")[0]
+        for case, why in cases.items():
+            assert why in FILL | COPY or SUM.get(why) == op, (line, case, why)
+        assert judged["frozen"][line] > len(cases), (line, cases)
+    sinks = {c.name for c in cases_of(registry.primitive("attention_backward")) if c.args.get("sinks") is not None}
+    summed = {c for cases in judged["refused"].values() for c, why in cases.items() if why.endswith(".float")}
+    assert summed and summed <= sinks
 
 
 def test_launch_hooks_are_honoured_and_scratch_is_allocated() -> None:
