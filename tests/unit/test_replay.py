@@ -26,7 +26,6 @@ from ferryman.dispatch import plan, registry
 from ferryman.dispatch.serving import serving
 from ferryman.errors import ArgumentError
 from ferryman.ops.menu import Implementation
-from ferryman.porting.inputs.cases import cases_of
 from tests.lines import planted
 
 CPU = torch.device("cpu")
@@ -63,23 +62,21 @@ def test_every_replay_launches_what_its_launcher_does(vendor: str, simt: str) ->
 
 FILL = {f"a call of TensorBase.{name}" for name in ("zero_", "fill_", "new_zeros")}
 COPY = {"a call of TensorBase.copy_", "a call of TensorBase.clone", "a copy of something that is no argument"}
-SUM = {"a call of TensorBase.sum": "linear_backward", "a call of TensorBase.float": "attention_backward"}
+SUM = {"a call of TensorBase.sum", "a call of TensorBase.float"}
 
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_only_launchers_that_fill_sum_or_copy_are_left_as_they_are(vendor: str) -> None:
-    """Results of nothing are filled; gradients of a bias and of sinks are summed; what a kernel cannot read, or write
-    where it lies, is copied. Most calls of each line are replayed."""
+    """Results of nothing are filled; a gradient may be summed from another; what a kernel cannot read, or write where
+    it lies, is copied. Most calls of each line are replayed."""
+    gradients = {op.gradient.backward for op in registry.primitives().values()}
     judged = worker(vendor)["judged"]
     assert judged["refused"]
     for line, cases in judged["refused"].items():
         op = line.partition(" ")[0]
         for case, why in cases.items():
-            assert why in FILL | COPY or SUM.get(why) == op, (line, case, why)
+            assert why in FILL | COPY or (why in SUM and op in gradients), (line, case, why)
         assert judged["frozen"][line] > len(cases), (line, cases)
-    sinks = {c.name for c in cases_of(registry.primitive("attention_backward")) if c.args.get("sinks") is not None}
-    summed = {c for cases in judged["refused"].values() for c, why in cases.items() if why.endswith(".float")}
-    assert summed and summed <= sinks
 
 
 def test_launch_hooks_are_honoured_and_scratch_is_allocated() -> None:

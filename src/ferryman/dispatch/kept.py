@@ -68,9 +68,6 @@ class Calls(dict[Any, tuple[Callable[..., bool], Callable[..., Any] | None, Any]
         self[key] = call
 
 
-facts_of = resolver.facts_of
-
-
 def may(op: Primitive) -> bool:
     """Whether an op's calls can be kept: a guard knows its tensors, and what it returns is all that it does."""
     return resolver.guarded(op) and not op.mutates and not op.lists and resolver.FIRST not in op.namespace

@@ -134,6 +134,10 @@ def _scalar(op: Primitive, name: str) -> list[str]:
     return [name] if kind.removesuffix("?") in ("str", "ScalarType") else [name, f"{name}.__class__"]
 
 
+def _scalars(op: Primitive, names: Sequence[str]) -> list[str]:
+    return [part for name in names if not op.types[name].startswith("Tensor") for part in _scalar(op, name)]
+
+
 def _extra_facts(op: Primitive) -> list[str]:
     """Expressions of the facts that no tensor's metadata gives, as far as the op's menu reads them."""
     menu = registry.implementations(op.name)
@@ -171,8 +175,7 @@ def _forms(op: Primitive) -> list[tuple[str, Sequence[str]]]:
 
 def facts_of(op: Primitive) -> list[str]:
     """Expressions of what a guard of a call's tensors does not see, and of the first one's shape."""
-    scalars = [part for name in op.names if not op.types[name].startswith("Tensor") for part in _scalar(op, name)]
-    return [*_AROUND, f"{op.tensors[0]}.shape", *scalars, *_extra_facts(op)]
+    return [*_AROUND, f"{op.tensors[0]}.shape", *_scalars(op, op.names), *_extra_facts(op)]
 
 
 def _bump(op: Primitive) -> str:
@@ -214,11 +217,10 @@ def _resolver(op: Primitive, first: bool) -> str:
 
 def _brief(op: Primitive, names: Sequence[str], extra: list[str]) -> tuple[list[str], list[str]]:
     """(expressions of the brief key of these arguments, tensors that the guard compares)."""
-    given = [part for name in names if not op.types[name].startswith("Tensor") for part in _scalar(op, name)]
     # The guard compares requires_grad, and not whether gradients are enabled. A model calls an op with one x and
     # weights of several shapes in turn: by both shapes each has an entry of its own.
     shapes = [f"{name}.shape" for name in op.tensors[:2] if op.types[name] == "Tensor"]
-    brief = [*_AROUND, *shapes, *given, *extra]
+    brief = [*_AROUND, *shapes, *_scalars(op, names), *extra]
     guarded: list[str] = []
     for i, name in enumerate(name for name in op.tensors if name in names):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.

@@ -101,11 +101,10 @@ def first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         device = device_of(args)
         if not (state.requests or deterministic() or torch.is_autocast_enabled(device.type)):
-            checked = False
-            for at in forms_of(str(device)):
-                if not checked:
-                    op.check(*args)
-                    checked = True
+            places = forms_of(str(device))
+            if places:
+                op.check(*args)
+            for at in places:
                 output = forms[at](*args, features_of(str(device)))
                 if output is not None:
                     return output

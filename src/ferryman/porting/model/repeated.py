@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ferryman import ops
-from ferryman.dispatch import kept, plan, registry
+from ferryman.dispatch import kept, plan, registry, resolver
 from ferryman.errors import CompileError
 from ferryman.ops.primitive import Primitive
 
@@ -50,12 +50,11 @@ class Served:
         if call is None or not kept.may(call.op):
             return _Again()
         op, names = call.op, _Names(call)
-        key = [repr(op.name), "ferryman_plans.generation", *map(names.of, kept.facts_of(op))]
-        compared = [names.of(n) for n in op.tensors if call.given[n] != "None"]
+        key = [repr(op.name), "ferryman_plans.generation", *map(names.of, resolver.facts_of(op))]
         guard = ", ".join(names.of(f"no_{n}" if call.given[n] == "None" else n) for n in op.tensors)
         arguments = ", ".join(map(names.of, op.names))
-        seen = frozenset((*compared, *(call.given[n] for n in op.tensors)))
-        lasting = [*self.current, *(test for test in self.tests if not _seen(test, seen))]
+        compared = frozenset(call.given[n] for n in op.tensors)
+        lasting = [*self.current, *(test for test in self.tests if not _seen(test, compared))]
         asked = " and ".join(["ferryman_call is not None", *lasting, f"ferryman_call[0]({guard})"])
         run = [
             "ferryman_key = None",
